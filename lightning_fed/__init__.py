@@ -1,0 +1,8 @@
+"""Turn ``Trainer.fit`` into a federation."""
+
+from lightning_fed._version import __version__
+from lightning_fed.local.quadratic import Exact, GradientDescent, Quadratic
+from lightning_fed.simulation import simulate
+
+
+__all__ = ["Exact", "GradientDescent", "Quadratic", "__version__", "simulate"]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, Weights, one_of, positive, record, wide
+
+
+@record
+class ClientState:
+    """Clients remember nothing."""
+
+
+@record
+class ServerState:
+    x_bar: Tensor  # the model
+
+
+@record
+class Message:
+    delta_i: Tensor  # x_i - x_bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(Algorithm[ServerState, ClientState, Message]):
+    r"""Average of local models (McMahan et al. 2017).
+
+    .. math::
+        x_i \approx \arg\min_x f_i(x) \text{ from } \bar x, \qquad
+        \bar x \leftarrow \bar x + \eta_s \textstyle\sum_{i\in S} \omega_i (x_i - \bar x)
+
+    With more than one local step on unlike clients its fixed point is *not* a minimiser of the mean.
+
+    Args:
+        server_lr: server step :math:`\eta_s`, > 0.
+        weights: ``samples`` (N_i over the samples of those who took part) or ``uniform`` (1/|S|).
+
+    Reference: arXiv:1602.05629.
+    """
+
+    server_lr: float = 1.0
+    weights: Weights = "samples"
+
+    def __post_init__(self) -> None:
+        positive(self, "server_lr", "1.0 takes the mean of the local models.")
+        one_of(self, "weights", ("uniform", "samples"))
+
+    def init_server(self, x0: Tensor) -> ServerState:
+        return ServerState(x_bar=x0)
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        return ClientState()
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        sol = local.solve(down.x_bar)
+        return Reply(client, Message(sol.x - down.x_bar), sol.x, sol.loss, sol.steps)
+
+    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
+        x_bar = wide(server.x_bar) + self.server_lr * total.sum.delta_i / total.weight
+        return ServerState(x_bar.to(server.x_bar.dtype))
+
+    def weight(self, num_examples: int) -> float:
+        return float(num_examples) if self.weights == "samples" else 1.0

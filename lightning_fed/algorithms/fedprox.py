@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
+from lightning_fed.core import Broadcast, Local, Reply, positive
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    r"""FedAvg whose clients are held near the server's model (Li et al. 2020).
+
+    .. math::
+        x_i \approx \arg\min_x f_i(x) + \tfrac\mu2\|x - \bar x\|^2 \text{ from } \bar x
+
+    Args:
+        mu: pull towards the server's model, >= 0; published grid 0.001, 0.01, 0.1, 0.5, 1. 0 is FedAvg.
+        server_lr: server step, as in :class:`FedAvg`.
+        weights: ``samples`` or ``uniform``, as in :class:`FedAvg`.
+
+    Reference: arXiv:1812.06127 (sampling and weighting as in its public code).
+    """
+
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "mu", "It weighs |x - x_bar|^2; 0 is FedAvg.", zero=True)
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        sol = local.solve(down.x_bar, rho=self.mu, center=down.x_bar)
+        return Reply(client, Message(sol.x - down.x_bar), sol.x, sol.loss, sol.steps)
+
+    @property
+    def penalty(self) -> float:
+        return self.mu

@@ -1,0 +1,204 @@
+"""The interface between algorithms and everything else: records, the one question, and `Algorithm`.
+
+A round is: the server broadcasts, clients answer with :meth:`Algorithm.client_step`, the answers are summed, and
+:meth:`Algorithm.server_step` moves the server. All steps are pure functions of flat vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lightning_fed.prox import Prox, Zero
+
+T = TypeVar("T")
+ServerT = TypeVar("ServerT", bound="HasModel")
+ClientT = TypeVar("ClientT")
+MessageT = TypeVar("MessageT")
+
+Start = Literal["local", "server", "centre"]
+Weights = Literal["uniform", "samples"]
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """Frozen dataclass of tensors that torch's transforms see as a tree.
+
+    >>> @record
+    ... class Pair:
+    ...     a: Tensor
+    ...     b: Tensor
+    >>> scale(Pair(torch.ones(1), torch.zeros(1)), 2.0).a
+    tensor([2.])
+    """
+    frozen = dataclass(frozen=True, eq=False)(cls)
+    pytree.register_dataclass(frozen)
+    return frozen
+
+
+def scale(tree: T, factor: float) -> T:
+    """Multiply every tensor of a record by ``factor``."""
+    return pytree.tree_map(lambda leaf: leaf * factor, tree)
+
+
+def add(left: T, right: T) -> T:
+    """Add two records of the same shape, tensor by tensor."""
+    return pytree.tree_map(lambda a, b: a + b, left, right)
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in the precision sums are kept in: float64, so that a sum of thousands of deltas does not drift."""
+    return x if x.device.type == "mps" else x.double()
+
+
+def num_bytes(tree: object) -> int:
+    """Bytes a record takes on the wire: scalars times their size."""
+    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(tree) if isinstance(t, Tensor))
+
+
+@record
+class Broadcast:
+    """What most algorithms send down: the model."""
+
+    x_bar: Tensor
+
+
+class HasModel(Protocol):
+    """A server state; ``x_bar`` is the model that is evaluated, saved and served."""
+
+    @property
+    def x_bar(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the number of steps taken."""
+
+    x: Tensor
+    loss: float = float("nan")
+    steps: int = 0
+
+
+class Local(Protocol):
+    """Whoever can answer the one question every algorithm asks."""
+
+    def solve(
+        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+    ) -> Solution:
+        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Reply(Generic[ClientT, MessageT]):
+    """A client's answer: what it will remember, what it sends, and its local model ``x_i``."""
+
+    state: ClientT
+    message: MessageT
+    x_i: Tensor
+    loss: float = float("nan")
+    steps: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Total(Generic[MessageT]):
+    """Sum of ``weight_i * message_i`` over those who answered.
+
+    ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients.
+    """
+
+    sum: MessageT
+    weight: float
+    count: int
+    population: float
+
+
+class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
+    """A federated algorithm: frozen hyper-parameters and pure steps on flat vectors.
+
+    Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
+    called for an empty cohort.
+    """
+
+    #: The part of the objective that only the server knows.
+    g: Prox = Zero()
+
+    @abstractmethod
+    def init_server(self, x0: Tensor) -> ServerT: ...
+
+    @abstractmethod
+    def init_client(self, x0: Tensor) -> ClientT:
+        """The state of a client that never took part; ``x0`` is the first model, never today's ``x_bar``."""
+
+    @abstractmethod
+    def client_step(self, client: ClientT, down: Broadcast, local: Local) -> Reply[ClientT, MessageT]: ...
+
+    @abstractmethod
+    def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT: ...
+
+    def broadcast(self, server: ServerT) -> Broadcast:
+        return Broadcast(server.x_bar)
+
+    def weight(self, num_examples: int) -> float:
+        """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
+        return 1.0
+
+    def local_model(self, client: ClientT) -> Tensor | None:
+        """The client's own model ``x_i``, if the algorithm remembers one."""
+        return None
+
+    @property
+    def penalty(self) -> float:
+        """The ``rho`` of the question in every round; 0 where there is none."""
+        return 0.0
+
+    @property
+    def full_start(self) -> bool:
+        """Whether every client is asked once before round 0, as part of the initial state."""
+        return False
+
+
+def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> Tensor:
+    """Where local work starts: at the client's own last point, at the server's model, or at the quadratic's minimum."""
+    return {"local": own, "server": server, "centre": centre}[rule]
+
+
+def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
+    """Refuse a hyper-parameter that is not one of ``choices``."""
+    value = getattr(owner, name)
+    if value not in choices:
+        raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(choices)}; got {value!r}.")
+
+
+def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: float = float("inf")) -> None:
+    """Refuse a hyper-parameter that is not a finite number in ``(0, upper]`` (``[0, upper]`` with ``zero``)."""
+    value = getattr(owner, name)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not numeric or not (value >= 0 if zero else value > 0) or value == float("inf") or value > upper:
+        wanted = "non-negative" if zero else "positive"
+        limit = "" if upper == float("inf") else f" and at most {upper:g}"
+        raise ValueError(f"{type(owner).__name__}.{name} must be {wanted}{limit}, got {value!r}. {hint}")
+
+
+def hyper_parameters(algorithm: object) -> dict[str, object]:
+    """Name, value of every field, nested dataclasses included: for logs and checkpoints.
+
+    >>> from lightning_fed.algorithms import FedProx
+    >>> hyper_parameters(FedProx(mu=0.5))
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5}
+    """
+    if not dataclasses.is_dataclass(algorithm):
+        return {"name": type(algorithm).__name__}
+    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    nested = {k: hyper_parameters(v) if dataclasses.is_dataclass(v) else _plain(v) for k, v in values.items()}
+    return {"name": type(algorithm).__name__, **nested}
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -1,0 +1,117 @@
+"""Clients whose loss is known in closed form: the laboratory for tests, docs and theory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import Solution
+
+
+class Loss(Protocol):
+    """A client of :func:`~lightning_fed.simulate`: a loss with a gradient, and a number of samples."""
+
+    num_examples: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def grad(self, x: Tensor) -> Tensor: ...
+
+
+class Quadratic:
+    r""":math:`f(x) = \tfrac12 x^\top A x - b^\top x`, with :math:`A` symmetric, not necessarily positive.
+
+    Numbers and lists become float64; tensors keep their precision.
+
+    >>> f = Quadratic([[2.0, 0.0], [0.0, 1.0]], [2.0, 3.0])
+    >>> f.grad(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    tensor([0., 0.], dtype=torch.float64)
+    """
+
+    def __init__(self, A: Tensor | Sequence[Sequence[float]], b: Tensor | Sequence[float], num_examples: int = 1):
+        self.A, self.b = _matrix(A), _matrix(b)
+        self.num_examples = num_examples
+        d = self.b.numel()
+        if self.b.ndim != 1 or self.A.shape != (d, d):
+            raise ValueError(f"Quadratic needs A of shape (d, d) and b of shape (d,); got {self.A.shape}, {self.b.shape}.")
+        if not torch.allclose(self.A, self.A.T):
+            raise ValueError("Quadratic needs a symmetric A. Use (A + A.T) / 2, which gives the same function.")
+        if num_examples < 1:
+            raise ValueError(f"Quadratic.num_examples must be at least 1, got {num_examples}.")
+
+    @classmethod
+    def scalar(cls, a: float, b: float, num_examples: int = 1) -> Quadratic:
+        """:math:`\\tfrac a2 x^2 - b x` in one dimension."""
+        return cls([[a]], [b], num_examples)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 0.5 * x @ self.A.to(x) @ x - self.b.to(x) @ x
+
+    def grad(self, x: Tensor) -> Tensor:
+        return self.A.to(x) @ x - self.b.to(x)
+
+
+def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+
+
+class Solver(Protocol):
+    """A way to answer the question for a given loss."""
+
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution: ...
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The minimiser itself, for quadratics: solves ``(A + rho I) x = b - linear + rho center``."""
+
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
+        if not isinstance(f, Quadratic):
+            raise TypeError(f"Exact solves Quadratic clients only, got {type(f).__name__}. Use GradientDescent.")
+        A = f.A.to(start) + rho * torch.eye(start.numel(), dtype=start.dtype, device=start.device)
+        factor, info = torch.linalg.cholesky_ex(A)
+        if info:
+            raise ValueError(
+                f"The local problem has no unique minimiser: A + {rho:g} I is not positive definite."
+                " Use a penalty above the largest negative curvature, or GradientDescent."
+            )
+        right = f.b.to(start) - linear + rho * center
+        x = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
+        return Solution(x, loss=float(f(x)), steps=1)
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """``steps`` full gradient steps of length ``lr``."""
+
+    steps: int
+    lr: float
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.lr > 0:
+            raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps}, lr={self.lr}.")
+
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
+        x, losses = start, []
+        for _ in range(self.steps):
+            losses.append(float(f(x)))
+            x = x - self.lr * (f.grad(x) + linear + rho * (x - center))
+        return Solution(x, loss=sum(losses) / self.steps, steps=self.steps)
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """A loss and a solver, answering for one client."""
+
+    f: Loss
+    solver: Solver
+
+    def solve(
+        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+    ) -> Solution:
+        zero = torch.zeros_like(start)
+        return self.solver(self.f, start, zero if linear is None else linear, rho, zero if center is None else center)

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fed.prox.base import Prox
+
+
+@dataclass(frozen=True)
+class Box(Prox):
+    r"""Constraint :math:`lo \le x_j \le hi` for every entry; its prox clips.
+
+    >>> Box(-1.0, 1.0).prox(torch.tensor([3.0, -1.0, 0.5]), 1.0)
+    tensor([ 1.0000, -1.0000,  0.5000])
+    """
+
+    lo: float = 0.0
+    hi: float = 1.0
+    indicator = True
+
+    def __post_init__(self) -> None:
+        if not self.lo <= self.hi:
+            raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}.")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        inside = ((x >= self.lo) & (x <= self.hi)).all(-1)
+        return torch.where(inside, 0.0, float("inf")).to(x.dtype)
+
+    def prox(self, v: Tensor, t: float) -> Tensor:
+        return v.clamp(self.lo, self.hi)

@@ -1,0 +1,36 @@
+"""All randomness derives from keys such as (seed, round, client, local epoch), never from what ran before."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import torch
+
+
+def derive_seed(*key: int | str) -> int:
+    """A 63-bit seed from a key; unlike keys give unrelated seeds.
+
+    >>> derive_seed(0, 1, "client") == derive_seed(0, 1, "client")
+    True
+    >>> derive_seed(0, 11) == derive_seed(0, 1, 1)
+    False
+    """
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
+
+
+def numpy_generator(*key: int | str) -> np.random.Generator:
+    return np.random.default_rng(derive_seed(*key))
+
+
+def torch_generator(*key: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(*key))
+
+
+def seed_global(*key: int | str) -> None:
+    """Seed torch (all devices), numpy and random: whatever a module draws next is a function of ``key``."""
+    seed = derive_seed(*key)
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)

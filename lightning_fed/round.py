@@ -1,0 +1,69 @@
+"""One communication round, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lightning_fed.core import Algorithm, Broadcast, Reply, Total, add, num_bytes, wide
+from lightning_fed.store import ClientId
+
+Step = Callable[..., Reply[Any, Any]]
+
+
+class Engine(Protocol):
+    """Asks clients; replies come back in the order of the cohort."""
+
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
+    ) -> Iterator[Reply[Any, Any]]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a round would change. Nothing has moved yet: server and clients are committed together, by the caller."""
+
+    server: Any
+    states: dict[ClientId, Any] = field(default_factory=dict)
+    local_models: dict[ClientId, Tensor] = field(default_factory=dict)
+    losses: dict[ClientId, float] = field(default_factory=dict)
+    steps: dict[ClientId, int] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+def run_round(
+    algorithm: Algorithm[Any, Any, Any],
+    server: Any,
+    cohort: Sequence[ClientId],
+    engine: Engine,
+    recall: Callable[[ClientId], Any],
+    weights: Mapping[ClientId, float],
+) -> Outcome:
+    """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server.
+
+    ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation.
+    """
+    if not cohort:
+        return Outcome(server)
+    down = algorithm.broadcast(server)
+    outcome = Outcome(server, bytes_down=len(cohort) * num_bytes(down))
+    total, bytes_up = None, 0
+    for cid, reply in zip(cohort, engine.ask(algorithm.client_step, map(recall, cohort), down, cohort), strict=True):
+        share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
+        total = share if total is None else add(total, share)
+        bytes_up += num_bytes(reply.message)
+        outcome.states[cid] = reply.state
+        outcome.local_models[cid] = reply.x_i
+        outcome.losses[cid] = reply.loss
+        outcome.steps[cid] = reply.steps
+    weight = sum(weights[cid] for cid in cohort)
+    answered = Total(total, weight, len(cohort), sum(weights.values()))
+    server = algorithm.server_step(server, answered)
+    return Outcome(
+        server, outcome.states, outcome.local_models, outcome.losses, outcome.steps, outcome.bytes_down, bytes_up
+    )

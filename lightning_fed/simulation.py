@@ -1,0 +1,128 @@
+"""The same algorithm objects without Lightning: a laboratory in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core import Algorithm, Broadcast, Reply
+from lightning_fed.local.quadratic import Exact, Loss, Oracle, Solver
+from lightning_fed.round import Step, run_round
+from lightning_fed.sampling import Full, Sampler
+from lightning_fed.store import Memory, MemoryStore
+
+
+@dataclass(eq=False)
+class History:
+    """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start."""
+
+    server: list[Any] = field(default_factory=list)
+    clients: list[list[Any]] = field(default_factory=list)
+    cohorts: list[list[int]] = field(default_factory=list)
+
+    @property
+    def x_bar(self) -> Tensor:
+        """The final model."""
+        x: Tensor = self.server[-1].x_bar
+        return x
+
+    def __len__(self) -> int:
+        """The number of rounds."""
+        return len(self.cohorts)
+
+
+class _Engine:
+    def __init__(self, oracles: Sequence[Oracle]) -> None:
+        self.oracles = oracles
+
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[int | str]
+    ) -> Iterator[Reply[Any, Any]]:
+        for i, state in zip(cohort, states, strict=True):
+            yield step(state, down, self.oracles[int(i)])
+
+
+def simulate(
+    algorithm: Algorithm[Any, Any, Any],
+    clients: Sequence[Loss],
+    x0: Tensor | Sequence[float] | None = None,
+    rounds: int | None = None,
+    cohorts: Iterable[Iterable[int]] | None = None,
+    solver: Solver | None = None,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+) -> History:
+    """Run ``algorithm`` on clients in closed form and keep every state.
+
+    Args:
+        algorithm: any :class:`~lightning_fed.algorithms.Algorithm`.
+        clients: losses, such as :class:`Quadratic`; client ``i`` is ``clients[i]``.
+        x0: first model; zeros by default, in the precision of the first client.
+        rounds: number of rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
+        cohorts: who takes part in each round, instead of ``rounds``.
+        solver: :class:`Exact` (default) or :class:`GradientDescent`.
+
+    >>> from lightning_fed import Quadratic
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> clients = [Quadratic.scalar(1.0, 1.0), Quadratic.scalar(1.0, 3.0)]
+    >>> history = simulate(FedADMM(eta=1.0), clients, cohorts=[{0}, {1}, {0, 1}])
+    >>> [round(float(s.x_bar), 3) for s in history.server]
+    [0.0, 0.5, 2.0, 2.0]
+    """
+    if not clients:
+        raise ValueError("simulate needs at least one client.")
+    if (rounds is None) == (cohorts is None):
+        raise ValueError("simulate needs either rounds= or cohorts=, not both and not neither.")
+    n = len(clients)
+    start = _start(x0, clients[0])
+    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
+    engine = _Engine([Oracle(f, solver or Exact()) for f in clients])
+    weights = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
+    store = MemoryStore(fresh=lambda: algorithm.init_client(start))
+    server = algorithm.init_server(start)
+    history = History(cohorts=schedule)
+
+    def advance(server: Any, cohort: Sequence[int]) -> Any:
+        outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights)
+        store.put({i: Memory(state, store[i].visits + 1) for i, state in outcome.states.items()})
+        return outcome.server
+
+    if algorithm.full_start:
+        server = advance(server, range(n))
+    for k in range(len(schedule) + 1):
+        if k:
+            server = advance(server, schedule[k - 1])
+        history.server.append(server)
+        history.clients.append([store[i].state for i in range(n)])
+    return history
+
+
+def _start(x0: Tensor | Sequence[float] | None, client: Loss) -> Tensor:
+    if isinstance(x0, Tensor):
+        return x0
+    b = getattr(client, "b", None)
+    if x0 is not None:
+        return torch.as_tensor(x0, dtype=b.dtype if isinstance(b, Tensor) else torch.float64)
+    if not isinstance(b, Tensor):
+        raise ValueError(f"simulate needs x0= for clients of type {type(client).__name__}.")
+    return torch.zeros_like(b)
+
+
+def _schedule(
+    n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int
+) -> list[list[int]]:
+    if cohorts is None:
+        if not isinstance(rounds, int) or rounds < 0:
+            raise ValueError(f"rounds must be a whole number >= 0, got {rounds!r}.")
+        sampler.check(n)
+        return [sampler.cohort(n, seed, k) for k in range(rounds)]
+    schedule = [sorted(set(cohort)) for cohort in cohorts]
+    for k, cohort in enumerate(schedule):
+        unknown = [i for i in cohort if i not in range(n)]
+        if unknown:
+            raise ValueError(f"cohorts[{k}] names client {unknown[0]!r}; clients are 0 to {n - 1}.")
+    return schedule

@@ -1,0 +1,85 @@
+"""What clients remember between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ClientId = int | str
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """One client's memory: the algorithm's state, how often it took part, and buffers it keeps to itself."""
+
+    state: Any
+    visits: int = 0
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """Client memories, in RAM.
+
+    A client that never took part has no entry; it gets ``fresh()``, the state of round 0, whenever it is asked for.
+    Entries are immutable and replaced whole, so putting the same memories twice changes nothing.
+
+    >>> store = MemoryStore(fresh=lambda: "x0")
+    >>> store["a"].state, store["a"].visits, len(store)
+    ('x0', 0, 0)
+    >>> store.put({"a": Memory("x1", visits=1)})
+    >>> store["a"].state, list(store)
+    ('x1', ['a'])
+    """
+
+    def __init__(self, fresh: Callable[[], Any]) -> None:
+        self.fresh = fresh
+        self._memories: dict[ClientId, Memory] = {}
+
+    def __getitem__(self, cid: ClientId) -> Memory:
+        found = self._memories.get(cid)
+        return Memory(self.fresh()) if found is None else found
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._memories)
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def put(self, memories: Mapping[ClientId, Memory]) -> None:
+        self._memories.update(memories)
+
+    def state_dict(self) -> dict[ClientId, dict[str, Any]]:
+        """Plain tensors and numbers, on the CPU."""
+        return {
+            cid: {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": dict(memory.buffers)}
+            for cid, memory in self._memories.items()
+        }
+
+    def load_state_dict(self, saved: Mapping[ClientId, Mapping[str, Any]]) -> None:
+        blank = self.fresh()
+        self._memories = {
+            cid: Memory(with_tensors(blank, entry["state"]), entry["visits"], entry["buffers"])
+            for cid, entry in saved.items()
+        }
+
+
+def tensors_of(state: Any) -> dict[str, Tensor]:
+    """The tensors of a record by field name, on the CPU."""
+    return {name: value.detach().cpu() for name, value in vars(state).items() if isinstance(value, Tensor)}
+
+
+def with_tensors(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A record like ``blank`` that holds ``tensors``, on the device and in the precision of ``blank``."""
+    own = {name: value for name, value in vars(blank).items() if isinstance(value, Tensor)}
+    if own.keys() != tensors.keys():
+        raise ValueError(f"{type(blank).__name__} holds {sorted(own)}, but the saved state has {sorted(tensors)}.")
+    for name, value in own.items():
+        if value.shape != tensors[name].shape:
+            raise ValueError(
+                f"{type(blank).__name__}.{name} has {tuple(value.shape)} entries, saved: {tuple(tensors[name].shape)}."
+            )
+    return type(blank)(**{n: torch.as_tensor(t).to(own[n]) for n, t in tensors.items()})

@@ -1,0 +1,18 @@
+"""`models/` and `datamodules/` lie at the top level and install as `lightning_fed.models`, `lightning_fed.datamodules`."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[
+        *find_packages(include=["lightning_fed", "lightning_fed.*"]),
+        "lightning_fed.models",
+        "lightning_fed.datamodules",
+        "lightning_fed.configs",
+    ],
+    package_dir={
+        "lightning_fed.models": "models",
+        "lightning_fed.datamodules": "datamodules",
+        "lightning_fed.configs": "configs",
+    },
+    package_data={"lightning_fed": ["py.typed"], "lightning_fed.configs": ["*.yaml"]},
+)
