@@ -1,0 +1,5 @@
+"""Federated datasets, ready to train on."""
+
+from lightning_fed.datamodules.synthetic import Synthetic
+
+__all__ = ["Synthetic"]

@@ -1,8 +1,17 @@
 """Turn ``Trainer.fit`` into a federation."""
 
 from lightning_fed._version import __version__
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.local.quadratic import Exact, GradientDescent, Quadratic
+from lightning_fed.server import FederatedServer
 from lightning_fed.simulation import simulate
 
-
-__all__ = ["Exact", "GradientDescent", "Quadratic", "__version__", "simulate"]
+__all__ = [
+    "Exact",
+    "FederatedDataModule",
+    "FederatedServer",
+    "GradientDescent",
+    "Quadratic",
+    "__version__",
+    "simulate",
+]

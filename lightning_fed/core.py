@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, dataclass_transform
+from typing import Generic, Literal, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import dataclass_transform
 
 from lightning_fed.prox import Prox, Zero
 

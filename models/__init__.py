@@ -1,0 +1,5 @@
+"""Ordinary LightningModules: nothing in them knows about federation."""
+
+from lightning_fed.models.mlp import MLP
+
+__all__ = ["MLP"]

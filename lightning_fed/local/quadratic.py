@@ -37,7 +37,9 @@ class Quadratic:
         self.num_examples = num_examples
         d = self.b.numel()
         if self.b.ndim != 1 or self.A.shape != (d, d):
-            raise ValueError(f"Quadratic needs A of shape (d, d) and b of shape (d,); got {self.A.shape}, {self.b.shape}.")
+            raise ValueError(
+                f"Quadratic needs A of shape (d, d) and b of shape (d,); got {self.A.shape}, {self.b.shape}."
+            )
         if not torch.allclose(self.A, self.A.T):
             raise ValueError("Quadratic needs a symmetric A. Use (A + A.T) / 2, which gives the same function.")
         if num_examples < 1:

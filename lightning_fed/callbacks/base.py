@@ -1,0 +1,41 @@
+"""Hooks of a federation, beside Lightning's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+
+if TYPE_CHECKING:
+    from lightning_fed.core import Reply
+    from lightning_fed.loops import Visit
+    from lightning_fed.server import RoundReport
+
+
+class FederatedCallback(pl.Callback):
+    """A Lightning callback that is also told about rounds and visits.
+
+    Lightning's own hooks fire as well: ``on_train_epoch_start``, ``on_train_batch_start`` and their ends once per
+    round, gradient hooks such as ``on_before_optimizer_step`` once per local step.
+    """
+
+    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
+        """Before the first client of a round; the module holds the server's model."""
+
+    def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
+        """Before a client's local work."""
+
+    def on_client_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
+    ) -> None:
+        """After a client's local work; the module holds the client's model. Nothing is committed yet."""
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
+        """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
+
+
+def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
+    """Call a federated hook on every callback that has it."""
+    for callback in trainer.callbacks:
+        if callable(method := getattr(callback, hook, None)):
+            method(trainer, trainer.lightning_module, *args)

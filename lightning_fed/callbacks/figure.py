@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+
+from lightning_fed.tracking import log_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PANELS = {
+    "Objective and loss": ("federated/objective", "federated/train_loss", "federated/test_loss"),
+    "Accuracy": ("federated/train_accuracy", "federated/test_accuracy"),
+}
+
+
+class FinalFigure(pl.Callback):
+    """Keeps every metric of every round, and draws loss and accuracy by round when the fit ends.
+
+    Args:
+        path: PNG to write as well; loggers get the figure anyway.
+        title: heading of the figure.
+    """
+
+    def __init__(self, path: str | Path | None = None, title: str | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self.title = title
+        self.history: list[dict[str, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = list(state_dict["history"])
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.history.append({"round": trainer.current_epoch, **metrics})
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._finish(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._finish(trainer)
+
+    def _finish(self, trainer: pl.Trainer) -> None:
+        if not self.history or not (self.path or trainer.loggers):
+            return
+        figure = draw(self.history, self.title)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(self.path, dpi=120)
+        log_figure(trainer.loggers, "federated/figure", figure, int(self.history[-1]["round"]))
+
+
+def draw(history: list[dict[str, float]], title: str | None = None) -> Figure:
+    """Curves by round of what the history knows; other metrics where there is no evaluation."""
+    from matplotlib.figure import Figure
+
+    known = {name for row in history for name in row} - {"round"}
+    panels = {heading: [name for name in names if name in known] for heading, names in PANELS.items()}
+    panels = {heading: names for heading, names in panels.items() if names} or {"Metrics": sorted(known)[:4]}
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    for axes, (heading, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name in names:
+            points = [(row["round"] + 1, row[name]) for row in history if name in row]
+            axes.plot(*zip(*points, strict=True), label=name.removeprefix("federated/").replace("_", " "))
+        axes.set(xlabel="round", title=heading)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    if title:
+        figure.suptitle(title)
+    return figure

@@ -1,0 +1,97 @@
+"""What a federated fit refuses, before any work is done."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.strategies import SingleDeviceStrategy
+
+from lightning_fed._compat import check_lightning_version, is_overridden, is_param_in_hook_signature
+from lightning_fed.core import Algorithm
+from lightning_fed.data import FederatedDataModule
+
+if TYPE_CHECKING:
+    from lightning_fed.server import FederatedServer
+
+
+def check_setup(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+    """Everything that can be known before the model is set up."""
+    check_lightning_version()
+    _check_trainer(trainer, server)
+    _check_module(module)
+    _check_data(trainer.datamodule, server)
+
+
+def _check_trainer(trainer: pl.Trainer, server: FederatedServer) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        raise TypeError(
+            f"FederatedServer works on pytorch_lightning.Trainer, got {type(trainer).__module__}.Trainer."
+            " Use: from pytorch_lightning import Trainer, LightningModule"
+        )
+    if type(trainer.strategy) is not SingleDeviceStrategy:
+        raise ValueError(
+            f"FederatedServer runs clients on one device, got strategy {type(trainer.strategy).__name__}."
+            ' Use Trainer(devices=1, strategy="auto").'
+        )
+    if sum(isinstance(callback, type(server)) for callback in trainer.callbacks) > 1:
+        raise ValueError("The trainer has more than one FederatedServer; keep one.")
+    for refused in (LearningRateFinder, BatchSizeFinder, StochasticWeightAveraging):
+        if any(isinstance(callback, refused) for callback in trainer.callbacks):
+            raise ValueError(
+                f"{refused.__name__} drives Lightning's own epochs and does not fit rounds. Remove it from callbacks."
+            )
+
+
+def _check_module(module: pl.LightningModule) -> None:
+    if not is_overridden("training_step", module):
+        raise ValueError(f"{type(module).__name__} has no training_step, so clients cannot train it.")
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ValueError(
+            f"{type(module).__name__}.training_step takes a dataloader_iter; clients' batches come one by one."
+            " Write training_step(self, batch, batch_idx)."
+        )
+    if not is_overridden("configure_model", module) and not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            f"{type(module).__name__} has no trainable parameters, so there is nothing to federate."
+            " Give it parameters with requires_grad=True."
+        )
+
+
+def _check_data(data: Any, server: FederatedServer) -> None:
+    if not isinstance(data, FederatedDataModule):
+        got = "train_dataloaders" if data is None else type(data).__name__
+        raise TypeError(
+            f"A federated fit needs data split by client: trainer.fit(module, datamodule=FederatedDataModule(...));"
+            f" got {got}. FederatedDataModule.from_dataset splits any map-style dataset."
+        )
+    ids = data.client_ids
+    server.sampler.check(len(ids))
+    for cid in ids:
+        if data.num_examples(cid) < 1:
+            raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
+
+
+def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
+    scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    for optimizer in trainer.optimizers:
+        name = type(optimizer).__name__
+        if scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
+            raise ValueError(
+                f"{name}(fused=True) with a GradScaler still holds scaled gradients when the penalty is added."
+                ' Use fused=False, or precision="bf16-mixed".'
+            )
+        if any(group.get("line_search_fn") for group in optimizer.param_groups):
+            raise ValueError(
+                f"{name} searches along the plain loss, without the algorithm's penalty. Use line_search_fn=None."
+            )
+        lr = max(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+        if name == "SGD" and lr * algorithm.penalty >= 2:
+            warnings.warn(
+                f"lr * penalty = {lr:g} * {algorithm.penalty:g} >= 2: plain gradient steps on the augmented Lagrangian"
+                f" diverge. Use a learning rate below {2 / algorithm.penalty:g}.",
+                stacklevel=2,
+            )

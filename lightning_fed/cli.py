@@ -1,0 +1,59 @@
+"""``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import yaml
+from jsonargparse import set_parsing_settings
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from lightning_fed.data import FederatedDataModule
+from lightning_fed.server import FederatedServer
+
+
+class LogConfig(SaveConfigCallback):
+    """Hands the resolved config to the loggers, and writes it beside the checkpoints' root.
+
+    Lightning's own callback writes one file per log folder and aborts where that exists, as in a second run with W&B.
+    """
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        text = self.parser.dump(self.config, skip_none=False)
+        for logger in trainer.loggers:
+            logger.log_hyperparams(yaml.safe_load(text))
+        if not trainer.fast_dev_run:
+            folder = Path(trainer.default_root_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.yaml").write_text(text)
+
+
+class FederatedCLI(LightningCLI):
+    """Any LightningModule, any FederatedDataModule, and a FederatedServer built from ``federated:``."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(FederatedServer, "federated")
+
+
+def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI:
+    """Entry point of the command line; ``args`` instead of ``sys.argv``, for tests and notebooks."""
+    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    return FederatedCLI(
+        pl.LightningModule,
+        FederatedDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed"},
+        save_config_callback=LogConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        args=args,
+        **kwargs,
+    )
+
+
+def run() -> None:
+    """Console script; the exit status is not the CLI object."""
+    main()

@@ -1,0 +1,313 @@
+"""Data that lie with clients: one datamodule for the federation, and for the same data in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
+from typing_extensions import Self
+
+from lightning_fed.partition import Partition, check_dealt, hold_out, num_samples, whole
+from lightning_fed.randomness import numpy_generator
+from lightning_fed.store import ClientId
+
+SPLITS = ("train", "val", "test")
+
+#: One dataset per client; clients of a sequence are called 0, 1, 2, ...
+Federation = Mapping[ClientId, Dataset[Any]] | Sequence[Dataset[Any]]
+
+
+class TensorLoader:
+    """Batches of tensors in memory, as a ``DataLoader`` of a ``TensorDataset`` would collate them, but by one index.
+
+    Args:
+        rows: which rows of the tensors there are; all of them if None.
+        shuffle: every iteration draws a new order, from ``generator``.
+
+    >>> loader = TensorLoader([torch.arange(5)], batch_size=2)
+    >>> [batch[0].tolist() for batch in loader], len(loader)
+    ([[0, 1], [2, 3], [4]], 3)
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        rows: Tensor | None = None,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.tensors = tuple(tensors)
+        self.rows = torch.arange(len(tensors[0])) if rows is None else rows
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.generator = generator
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.rows), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        rows = self.rows
+        if self.shuffle:
+            rows = rows[torch.randperm(len(rows), generator=self.generator)]
+        for batch in torch.split(rows, self.batch_size)[: len(self)]:
+            yield [tensor[batch] for tensor in self.tensors]
+
+
+class FederatedDataModule(pl.LightningDataModule):
+    """One dataset per client.
+
+    Under :class:`~lightning_fed.FederatedServer` every client trains on its own data; under a plain ``Trainer`` the
+    same datamodule pools them, which is the centralised baseline. Validation falls back to the test data.
+
+    Args:
+        train: training data, by client; a sequence names its clients 0, 1, 2, ...
+        val, test: data to evaluate on, of some or all of these clients.
+        batch_size: of training batches, local or pooled.
+        eval_batch_size: of all other batches.
+        num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
+        drop_last: leave out a last short batch.
+
+    A subclass that has to load its data first leaves ``train`` out and calls :meth:`set_split` in ``setup``.
+
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.zeros(3, 2)), "bob": TensorDataset(torch.ones(5, 2))})
+    >>> data.client_ids, data.num_examples("bob")
+    (['ann', 'bob'], 5)
+    """
+
+    def __init__(
+        self,
+        train: Federation | None = None,
+        val: Federation | None = None,
+        test: Federation | None = None,
+        *,
+        batch_size: int = 32,
+        eval_batch_size: int = 1024,
+        num_workers: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.drop_last = drop_last
+        whole(self, "batch_size", 1)
+        whole(self, "eval_batch_size", 1)
+        whole(self, "num_workers", 0)
+        self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
+        for split, datasets in zip(SPLITS, (train, val, test), strict=True):
+            if datasets is not None:
+                self.set_split(split, datasets)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset[Any],
+        partition: Partition,
+        *,
+        test_fraction: float = 0.0,
+        val_fraction: float = 0.0,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Self:
+        """Deal one dataset to clients.
+
+        Args:
+            partition: who gets which sample; see :mod:`lightning_fed.partition`.
+            test_fraction, val_fraction: what every client holds out, at random: one sample at least if it can spare
+                one, never all. Clients with a single sample only train.
+            seed: of the samples held out.
+            kwargs: arguments of the constructor.
+
+        >>> from lightning_fed.partition import IID
+        >>> pixels = TensorDataset(torch.zeros(20, 2), torch.arange(20))
+        >>> data = FederatedDataModule.from_dataset(pixels, IID(clients=2), test_fraction=0.2)
+        >>> data.num_examples(0), len(data.client_dataset(0, "test"))
+        (8, 2)
+        """
+        fractions = {"test": test_fraction, "val": val_fraction}
+        _check_fractions(fractions, kwargs)
+        n = num_samples(dataset, "the dataset")
+        dealt = partition(dataset)
+        check_dealt(dealt, n)
+        splits: dict[str, dict[ClientId, Dataset[Any]]] = {split: {} for split in SPLITS}
+        for cid, indices in dealt.items():
+            for split, kept in hold_out(indices, fractions, numpy_generator(seed, "hold out", cid)).items():
+                splits[split][cid] = Subset(dataset, kept)
+        for split, fraction in fractions.items():
+            if fraction and not splits[split]:
+                raise ValueError(f"{split}_fraction is {fraction}, but no client has a sample to spare for {split}.")
+        held: dict[str, Any] = {split: clients for split, clients in splits.items() if clients}
+        return cls(**held, **kwargs)
+
+    def set_split(self, split: str, datasets: Federation) -> None:
+        """Hand over one split, ``"train"`` first; it is checked here, before any work."""
+        _check_split(split)
+        clients = _by_client(split, datasets)
+        if split != "train" and "train" not in self.splits:
+            raise ValueError(f"{type(self).__name__} got {split} data before train data. Set 'train' first.")
+        for cid, dataset in clients.items():
+            self._check_client(split, cid, dataset)
+        splits = {**self.splits, split: clients}
+        for name, members in splits.items():
+            strangers = [cid for cid in members if cid not in splits["train"]]
+            if strangers:
+                raise ValueError(
+                    f"Client {strangers[0]!r} has {name} data, but no train data ({len(strangers)} such). "
+                    f"It came for {_some(splits['train'])}."
+                )
+        self.splits = splits
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """All clients, in the order they were given."""
+        return self.split_ids("train")
+
+    def split_ids(self, split: str) -> list[ClientId]:
+        """The clients that have data in ``split``."""
+        return list(self._members(split))
+
+    def num_examples(self, cid: ClientId) -> int:
+        """Number of training samples of a client."""
+        return num_samples(self.client_dataset(cid), f"train data of client {cid!r}")
+
+    def has_split(self, split: str) -> bool:
+        _check_split(split)
+        return split in self.splits
+
+    def client_dataset(self, cid: ClientId, split: str = "train") -> Dataset[Any]:
+        members = self._members(split)
+        if cid in members:
+            return members[cid]
+        if cid in self.splits["train"]:
+            raise ValueError(f"Client {cid!r} has no {split} data. It came for {_some(members)}.")
+        raise ValueError(f"Unknown client {cid!r}. The federation has {_some(self.splits['train'])}.")
+
+    def client_dataloader(
+        self, cid: ClientId, generator: torch.Generator | None = None, *, shuffle: bool = True
+    ) -> TensorLoader | DataLoader[Any]:
+        """One local epoch: training batches in an order that is a function of ``generator`` only."""
+        dataset = self.client_dataset(cid)
+        memory = in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(
+                *memory, batch_size=self.batch_size, shuffle=shuffle, generator=generator, drop_last=self.drop_last
+            )
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            sampler=RandomSampler(dataset, generator=generator) if shuffle else None,  # type: ignore[arg-type]
+            num_workers=self.num_workers,
+            drop_last=self.drop_last,
+            # DataLoader draws the seed of its workers first. From a copy: so the order is the one of a TensorLoader.
+            generator=None if generator is None else generator.clone_state(),
+        )
+
+    def client_eval_dataloader(self, cid: ClientId, split: str) -> TensorLoader | DataLoader[Any]:
+        """All samples of a client's split, in their order."""
+        dataset = self.client_dataset(cid, split)
+        memory = in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(*memory, batch_size=self.eval_batch_size)
+        return DataLoader(dataset, self.eval_batch_size, num_workers=self.num_workers)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The training data of all clients in one place, shuffled."""
+        pool: ConcatDataset[Any] = ConcatDataset(self._members("train").values())
+        return DataLoader(pool, self.batch_size, shuffle=True, num_workers=self.num_workers, drop_last=self.drop_last)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The validation data of all clients, else their test data, else nothing: then Lightning does not validate."""
+        for split in ("val", "test"):
+            if self.has_split(split):
+                return self._pooled_eval_dataloader(split)
+        return []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test data of all clients."""
+        return self._pooled_eval_dataloader("test")
+
+    def _pooled_eval_dataloader(self, split: str) -> DataLoader[Any]:
+        pool: ConcatDataset[Any] = ConcatDataset(self._members(split).values())
+        return DataLoader(pool, self.eval_batch_size, num_workers=self.num_workers)
+
+    def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
+        if not self.has_split(split):
+            has = f"it has {', '.join(self.splits)}" if self.splits else "it is empty: call setup() or give train="
+            raise ValueError(f"{type(self).__name__} has no {split} data; {has}.")
+        return self.splits[split]
+
+    def _check_client(self, split: str, cid: ClientId, dataset: Dataset[Any]) -> None:
+        if isinstance(cid, bool) or not isinstance(cid, (int, str)):
+            raise TypeError(f"Client ids are whole numbers or strings, got {cid!r} in the {split} data.")
+        n = num_samples(dataset, f"{split} data of client {cid!r}")
+        if n == 0:
+            raise ValueError(f"Client {cid!r} has no {split} samples (length 0). Leave it out of {split}.")
+        if split == "train" and self.drop_last and n < self.batch_size:
+            raise ValueError(
+                f"Client {cid!r} has {n} samples, less than one batch of {self.batch_size}, and drop_last=True would "
+                "leave it without batches. Use drop_last=False or a smaller batch_size."
+            )
+
+
+def in_memory(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """The tensors and rows of a ``TensorDataset``, or of a ``Subset`` of one; None for any other dataset.
+
+    >>> whole = TensorDataset(torch.arange(9))
+    >>> in_memory(Subset(Subset(whole, [8, 6, 4]), [2, 0]))[1]
+    tensor([4, 8])
+    """
+    # Exact types: a subclass may change what its samples are, such as by augmenting them.
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None
+    if type(dataset) is Subset:
+        memory = in_memory(dataset.dataset)
+        if memory is not None:
+            tensors, rows = memory
+            chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
+            return tensors, chosen if rows is None else rows[chosen]
+    return None
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"Unknown split {split!r}; splits are {', '.join(SPLITS)}.")
+
+
+def _by_client(split: str, datasets: object) -> dict[ClientId, Dataset[Any]]:
+    if isinstance(datasets, Mapping):
+        clients = dict(datasets)
+    elif isinstance(datasets, Sequence) and not isinstance(datasets, str):
+        clients = dict(enumerate(datasets))
+    else:
+        raise TypeError(
+            f"{split} must be a mapping from client to dataset, or a sequence of datasets; got "
+            f"{type(datasets).__name__}. FederatedDataModule.from_dataset deals one dataset to clients."
+        )
+    if not clients:
+        raise ValueError(f"There are no clients in {split}. Give one dataset per client, or leave {split} out.")
+    return clients
+
+
+def _some(clients: Mapping[ClientId, object]) -> str:
+    shown = ", ".join(repr(cid) for cid in list(clients)[:3])
+    return f"{len(clients)} clients: {shown}{', ...' if len(clients) > 3 else ''}"
+
+
+def _check_fractions(fractions: Mapping[str, float], kwargs: Mapping[str, object]) -> None:
+    for split, fraction in fractions.items():
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{split}_fraction must lie in [0, 1), got {fraction!r}.")
+        if fraction and kwargs.get(split) is not None:
+            raise ValueError(f"Got both {split}= and {split}_fraction={fraction}. Give one of them.")
+    total = sum(fractions.values())
+    if total >= 1:
+        raise ValueError(f"test_fraction + val_fraction must stay below 1, to leave train data; got {total:g}.")

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.callbacks.base import notify
+from lightning_fed.core import Broadcast, Reply
+from lightning_fed.local.module import ModuleLocal
+from lightning_fed.local.workspace import Workspace
+from lightning_fed.loops import ClientLoop, Visit
+from lightning_fed.round import Step
+from lightning_fed.store import ClientId
+from lightning_fed.vector import Layout, buffers_of, clones
+
+if TYPE_CHECKING:
+    from lightning_fed.store import MemoryStore
+
+
+class ClientError(RuntimeError):
+    """A client's training failed; the message names round and client, the cause is chained."""
+
+
+class SequentialEngine:
+    """Asks the clients of a cohort one after another, in the trainer's own module.
+
+    Args:
+        loop: runs local work.
+        workspace: the server's side, restored before each visit.
+        layout: order of the parameters in ``x``.
+        round: number of the round, for randomness and messages.
+        kept_buffers: the store whose clients keep their own buffers, or None where they get the server's.
+    """
+
+    def __init__(
+        self,
+        loop: ClientLoop,
+        workspace: Workspace,
+        layout: Layout,
+        round: int,
+        kept_buffers: MemoryStore | None = None,
+    ) -> None:
+        self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
+        self.kept_buffers = kept_buffers
+        self.buffers: dict[ClientId, Mapping[str, Tensor]] = {}
+
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
+    ) -> Iterator[Reply[Any, Any]]:
+        trainer = self.loop.trainer
+        for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
+            visit = Visit(self.round, cid, position, len(cohort))
+            notify(trainer, "on_client_start", visit)
+            self.workspace.reset(self.kept_buffers[cid].buffers if self.kept_buffers is not None else None)
+            try:
+                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit))
+            except Exception as error:
+                raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
+            self._check(cid, reply)
+            self.buffers[cid] = clones(buffers_of(self.workspace.module))
+            notify(trainer, "on_client_end", visit, reply)
+            yield reply
+
+    def _check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+        if bool(torch.isfinite(reply.x_i).all()):
+            return
+        lrs = [group["lr"] for optimizer in self.loop.trainer.optimizers for group in optimizer.param_groups]
+        raise ClientError(
+            f"{self._where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
+            f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"
+            " clip gradients, or look at this client's data."
+        )
+
+    def _where(self, cid: ClientId) -> str:
+        return f"round {self.round}, client {cid!r}"

@@ -1,0 +1,60 @@
+"""What a federated fit brings along unless the user brought their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+
+from lightning_fed.callbacks.evaluation import ClientEvaluation
+from lightning_fed.callbacks.figure import FinalFigure
+from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.core import hyper_parameters
+
+if TYPE_CHECKING:
+    from lightning_fed.server import FederatedServer
+
+
+def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+    """Add evaluation and figure, show clients in the stock progress bar's place, log the settings."""
+    if server.evaluate_every:
+        _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
+    if server.figure and not trainer.fast_dev_run:
+        _add(trainer, module, FinalFigure)
+    for i, callback in enumerate(trainer.callbacks):
+        if type(callback) in (TQDMProgressBar, RichProgressBar):
+            bar = FederatedProgressBar(refresh_rate=callback.refresh_rate)
+            bar.setup(trainer, module, "fit")
+            trainer.callbacks[i] = bar
+        if type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
+            callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
+    settings = settings_of(trainer, server)
+    for logger in trainer.loggers:
+        logger.log_hyperparams(settings)
+
+
+def settings_of(trainer: pl.Trainer, server: FederatedServer) -> dict[str, Any]:
+    """What is federated about this run, for the loggers."""
+    data: Any = trainer.datamodule
+    return {
+        "federated": {
+            "algorithm": hyper_parameters(server.algorithm),
+            "sampler": hyper_parameters(server.sampler),
+            "clients": len(data.client_ids),
+            "local_steps": server.local_steps,
+            "local_epochs": server.local_epochs,
+            "buffers": server.buffers,
+            "seed": server.seed,
+        }
+    }
+
+
+def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback], **kwargs: Any) -> None:
+    """Add a callback before the checkpoints, which Lightning keeps last so that they see everybody's state."""
+    if any(isinstance(callback, kind) for callback in trainer.callbacks):
+        return
+    callback = kind(**kwargs)
+    callback.log, callback.log_dict = module.log, module.log_dict  # type: ignore[method-assign]
+    checkpoints = [i for i, c in enumerate(trainer.callbacks) if isinstance(c, Checkpoint)]
+    trainer.callbacks.insert(checkpoints[0] if checkpoints else len(trainer.callbacks), callback)

@@ -1,0 +1,181 @@
+"""The state of a running federation: server, clients, rounds done. Knows nothing of Lightning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lightning_fed.core import Algorithm, hyper_parameters
+from lightning_fed.round import Engine, Outcome, run_round
+from lightning_fed.store import ClientId, Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.vector import Layout, buffers_of, clones, parameters_of
+
+
+@dataclass(frozen=True, eq=False)
+class _Commit:
+    """Everything a round changes. Applying it twice is the same as once, so an interrupted commit is just redone."""
+
+    server: Any
+    memories: dict[ClientId, Memory]
+    buffers: dict[str, Tensor]
+    rounds_done: int
+    bytes_down: int
+    bytes_up: int
+
+
+class Federation:
+    """Algorithm, population and everything they remember; a round is played, then committed as a whole.
+
+    Args:
+        algorithm: the algorithm.
+        examples: number of training samples of every client, by client id.
+        module: the model as it is before the first round.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
+        self.algorithm = algorithm
+        self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
+        self.layout = Layout.of(module)
+        self.first = clones(parameters_of(module))
+        self.x0 = self.layout.flatten(self.first)
+        self.server = algorithm.init_server(self.x0)
+        self.store = MemoryStore(fresh=lambda: algorithm.init_client(self.x0))
+        self.buffers = clones(buffers_of(module))
+        self.rounds_done = -1 if algorithm.full_start else 0
+        self.bytes_down = self.bytes_up = 0
+        self._pending: _Commit | None = None
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        return list(self.weights)
+
+    @property
+    def started(self) -> bool:
+        """False while an algorithm with a full start still has to ask everybody once."""
+        return self.rounds_done >= 0
+
+    def follow(self, module: nn.Module) -> None:
+        """Take in parameters that were frozen or unfrozen since the last round.
+
+        A parameter that becomes trainable joins with the state of round 0: its value in the first model, no dual.
+        """
+        layout = Layout.of(module)
+        if layout == self.layout:
+            return
+        old, self.layout = self.layout, layout
+        self.x0 = layout.flatten(self.first)
+        self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
+        blank = self.algorithm.init_client(self.x0)
+        memories = {cid: self.store[cid] for cid in self.store}
+        self.store.put(
+            {cid: Memory(layout.transplant(old, m.state, blank), m.visits, m.buffers) for cid, m in memories.items()}
+        )
+
+    def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
+        """Run a round without moving anything."""
+        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights)
+
+    def recall(self, cid: ClientId) -> Any:
+        """A client's state, on the device of the model."""
+        return pytree.tree_map(lambda t: t.to(self.x0.device), self.store[cid].state)
+
+    def commit(
+        self,
+        outcome: Outcome,
+        buffers: Mapping[str, Tensor] | None = None,
+        kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
+        memories = {
+            cid: Memory(pytree.tree_map(Tensor.cpu, state), self.store[cid].visits + 1, (kept or {}).get(cid, {}))
+            for cid, state in outcome.states.items()
+        }
+        self._pending = _Commit(
+            outcome.server,
+            memories,
+            dict(self.buffers if buffers is None else buffers),
+            self.rounds_done + 1,
+            self.bytes_down + outcome.bytes_down,
+            self.bytes_up + outcome.bytes_up,
+        )
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish a commit that was begun; safe to call at any time."""
+        if (done := self._pending) is None:
+            return
+        self.store.put(done.memories)
+        self.server, self.buffers = done.server, done.buffers
+        self.rounds_done = done.rounds_done
+        self.bytes_down, self.bytes_up = done.bytes_down, done.bytes_up
+        self._pending = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors, numbers and strings."""
+        return {
+            "algorithm": hyper_parameters(self.algorithm),
+            "clients": self.client_ids,
+            "names": list(self.layout.names),
+            "first": {name: t.cpu() for name, t in self.first.items()},
+            "server": tensors_of(self.server),
+            "store": self.store.state_dict(),
+            "buffers": {name: t.cpu() for name, t in self.buffers.items()},
+            "rounds_done": self.rounds_done,
+            "bytes": [self.bytes_down, self.bytes_up],
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where ``saved`` was taken; refuse the state of another federation."""
+        self.check(saved)
+        device = self.x0.device
+        self.first = {name: saved["first"][name].to(p) for name, p in self.first.items()}
+        self.layout = Layout.select(self.first, saved["names"])
+        self.x0 = self.layout.flatten(self.first)
+        self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
+        self.store.load_state_dict(saved["store"])
+        self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
+        self.rounds_done = saved["rounds_done"]
+        self.bytes_down, self.bytes_up = saved["bytes"]
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another algorithm, other clients or another model."""
+        ours, theirs = hyper_parameters(self.algorithm), saved["algorithm"]
+        if ours["name"] != theirs["name"]:
+            raise ValueError(
+                f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
+                f" variables. Resume with {theirs['name']}, or start anew without ckpt_path."
+            )
+        if set(saved["clients"]) != set(self.weights):
+            raise ValueError(
+                f"The checkpoint was made with {len(saved['clients'])} clients, this federation has"
+                f" {len(self.weights)}{_difference(saved['clients'], self.client_ids)}. Resume with the same clients."
+            )
+        theirs_shapes = {name: tuple(t.shape) for name, t in saved["first"].items()}
+        our_shapes = {name: tuple(t.shape) for name, t in self.first.items()}
+        if theirs_shapes != our_shapes:
+            raise ValueError(
+                f"The checkpoint was made with another model: its parameters are {_few(theirs_shapes)},"
+                f" this module's are {_few(our_shapes)}."
+            )
+        if changed := [name for name in ours if ours[name] != theirs.get(name)]:
+            name = changed[0]
+            warnings.warn(
+                f"Resuming {ours['name']} with {name}={ours[name]!r}; the checkpoint was made with"
+                f" {name}={theirs.get(name)!r}. The run goes on, but is not the one that was interrupted.",
+                stacklevel=2,
+            )
+
+
+def _difference(theirs: Sequence[ClientId], ours: Sequence[ClientId]) -> str:
+    odd = sorted(set(theirs) ^ set(ours), key=str)
+    return f" (for instance {odd[0]!r} is in only one of them)" if odd else ""
+
+
+def _few(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    shown = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3])
+    return f"{shown}, ... ({len(shapes)} in all)" if len(shapes) > 3 else shown

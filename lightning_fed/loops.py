@@ -1,0 +1,323 @@
+"""Lightning's fit loop with one round as one epoch of one batch.
+
+``FederatedFitLoop`` > ``RoundLoop`` > ``ClientLoop``: the first two keep everything Lightning knows about epochs
+(validation, checkpoints, limits, schedulers, early stopping), the last runs one client's local batches through
+Lightning's own optimisation loops.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+
+from lightning_fed._compat import (
+    CombinedLoader,
+    SIGTERMException,
+    _FitLoop,
+    _Loop,
+    _ResultCollection,
+    _TrainingEpochLoop,
+    batch_size_of,
+    call_callback_hooks,
+    call_module_hook,
+    call_strategy_hook,
+    is_param_in_hook_signature,
+)
+from lightning_fed.randomness import seed_global, torch_generator
+from lightning_fed.store import ClientId
+
+if TYPE_CHECKING:
+    from lightning_fed.local.module import AugmentedGradient
+    from lightning_fed.server import FederatedServer
+
+#: How far a round has come when a checkpoint is taken; what is left is done on resume.
+IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
+
+
+@dataclass
+class Visit:
+    """One client's turn in a round, and how far it has come."""
+
+    round: int
+    client: ClientId
+    position: int
+    cohort: int
+    step: int = 0
+    planned: int = 0
+    loss: torch.Tensor | None = None
+
+
+def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
+    """A batch on its way to the device, through the module's and the datamodule's transfer hooks."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+
+
+class RoundResults(_ResultCollection):
+    """What is logged during a round: per-step values become sample-weighted means over the round's clients."""
+
+    complete = False
+
+    def __setitem__(self, key: str, metric: Any) -> None:
+        # Lightning moves a metric's whole state on every log, which costs more than a small model's step
+        metric.to = partial(_move_if_elsewhere, metric)
+        super().__setitem__(key, metric)
+
+    def log(
+        self, fx: str, name: str, value: Any, *, on_step: bool = False, on_epoch: bool = True, **kwargs: Any
+    ) -> None:
+        super().log(fx, name, value, on_step=on_step and on_epoch, on_epoch=True, **kwargs)
+
+    def metrics(self, on_step: bool) -> Any:
+        if on_step and not self.complete:
+            return {"callback": {}, "log": {}, "pbar": {}}
+        return super().metrics(on_step=False)
+
+
+def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
+    value = vars(metric).get("value")  # a logged torchmetrics object is set only by its first update
+    if value is not None and value.device != torch.device(device):
+        type(metric).to(metric, device, **kwargs)
+    return metric
+
+
+class ClientLoop(_Loop):
+    """Local work of one client: batches through Lightning's automatic or manual optimisation."""
+
+    def __init__(self, trainer: pl.Trainer, server: FederatedServer) -> None:
+        super().__init__(trainer)
+        self.server = server
+        self.question: AugmentedGradient | None = None
+        self.stepping = True
+
+    @property
+    def visiting(self) -> bool:
+        return self.question is not None
+
+    def run(self, visit: Visit, question: AugmentedGradient) -> tuple[float, int]:
+        """Mean loss (nan where the module reports none) and number of batches of one visit."""
+        self.question = question
+        self._wants_index = is_param_in_hook_signature(
+            self.trainer.lightning_module.training_step, "batch_idx", min_args=2
+        )
+        visit.step, visit.loss = 0, None
+        total, examples = None, 0
+        try:
+            for batch_idx, last, batch in self._batches(visit):
+                loss, size, go_on = self._advance(batch, batch_idx, last)
+                visit.step += 1
+                if loss is not None:
+                    visit.loss = loss
+                    total = loss * size if total is None else total + loss * size
+                    examples += size
+                if self.trainer.received_sigterm:
+                    raise SIGTERMException
+                if not go_on:
+                    break
+        finally:
+            self.question = None
+        mean = float("nan") if total is None else float(total / examples)
+        if total is not None and not torch.isfinite(torch.tensor(mean)):
+            raise FloatingPointError(f"the mean loss of {visit.step} local steps is {mean}")
+        return mean, visit.step
+
+    def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
+        """Batches of the local epochs: index in its epoch, whether a step is due after it at the latest, batch."""
+        data, server = self.trainer.datamodule, self.server
+        overfit = self.trainer.overfit_batches > 0
+        epoch = done = 0
+        while epoch == 0 or done < visit.planned:
+            # one generator per local epoch: a draw never depends on what was drawn before it
+            seed_global(server.seed, visit.round, visit.client, epoch)
+            generator = torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
+            loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
+            length = server.epoch_length(self.trainer, len(loader))
+            if epoch == 0:
+                visit.planned = server.planned_batches(self.trainer, length)
+            count = min(length, visit.planned - done)
+            for batch_idx, batch in zip(range(count), loader, strict=False):
+                yield batch_idx, batch_idx == count - 1, batch
+            done += count
+            epoch += 1
+
+    def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:
+        trainer = self.trainer
+        batch = move_batch(trainer, batch)
+        trainer._logger_connector.on_batch_start(batch)
+        self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None, 0, False
+        output = self._optimize(batch, batch_idx)
+        if self.stepping:
+            self._step_schedulers(batch_idx)
+        call_module_hook(trainer, "on_train_batch_end", output, batch, batch_idx)
+        size = batch_size_of(batch)
+        trainer._results.batch = trainer._results.batch_size = None
+        loss = output.get("loss")
+        return None if loss is None else loss.detach(), size, True
+
+    def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        trainer = self.trainer
+        rounds = trainer.fit_loop.epoch_loop
+        kwargs = OrderedDict(batch=batch, batch_idx=batch_idx) if self._wants_index else OrderedDict(batch=batch)
+        if not trainer.lightning_module.automatic_optimization:
+            return dict(rounds.manual_optimization.run(kwargs))
+        output = dict(rounds.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs))
+        if "loss" in output:
+            output["loss"] = output["loss"] * trainer.accumulate_grad_batches
+        return output
+
+    def _step_schedulers(self, batch_idx: int) -> None:
+        """Schedulers with interval "step" step after every local step, and start anew in every visit."""
+        trainer = self.trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step" and (batch_idx + 1) % config.frequency == 0:
+                monitor = trainer.callback_metrics.get(config.monitor) if config.reduce_on_plateau else None
+                if monitor is not None or not config.reduce_on_plateau:
+                    call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
+
+
+class RoundLoop(_TrainingEpochLoop):
+    """One round: what Lightning takes for an epoch of a single batch."""
+
+    def __init__(self, trainer: pl.Trainer, server: FederatedServer, min_steps: int | None, max_steps: int) -> None:
+        super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
+        self.server = server
+        self.client_loop = ClientLoop(trainer, server)
+        self.stage = IDLE
+        self._results = RoundResults(training=True)
+
+    @property
+    def global_step(self) -> int:
+        return self.server.rounds_done
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """There is no loader to prepare: each visit makes its own."""
+
+    def advance(self, data_fetcher: Any) -> None:
+        trainer, results = self.trainer, self._results
+        self.val_loop.restarting = False
+        self.batch_progress.is_last_batch = True
+        self.batch_progress.increment_ready()
+        results.complete = False
+        cohort = self.server.begin_round(trainer)
+        trainer._logger_connector.on_batch_start(None)
+        call_callback_hooks(trainer, "on_train_batch_start", cohort, 0)
+        self.batch_progress.increment_started()
+        with trainer.profiler.profile("run_training_batch"):
+            report = self.server.run_round(trainer, cohort)
+        self.stage = TRAINED
+        self.batch_progress.increment_processed()
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        results.complete = True
+        call_callback_hooks(trainer, "on_train_batch_end", {"loss": torch.tensor(report.local_loss)}, cohort, 0)
+        trainer._logger_connector.on_batch_end()
+        self.batch_progress.increment_completed()
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "epoch":
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _should_accumulate(self) -> bool:
+        return self.client_loop.visiting and not self.client_loop.stepping
+
+
+class FederatedFitLoop(_FitLoop):
+    """Counts rounds where Lightning counts epochs."""
+
+    @classmethod
+    def install(cls, trainer: pl.Trainer, server: FederatedServer) -> None:
+        """Put a federated loop in the place of the trainer's own, with its limits, data source and validation."""
+        old = trainer.fit_loop
+        new = cls(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
+        new.server = server
+        new.epoch_loop = RoundLoop(trainer, server, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+        new.epoch_loop.val_loop = old.epoch_loop.val_loop
+        new._data_source = old._data_source
+        trainer.fit_loop = new
+
+    server: FederatedServer
+    epoch_loop: RoundLoop
+
+    def setup_data(self) -> None:
+        trainer = self.trainer
+        if self._combined_loader is not None or trainer.limit_train_batches == 0:
+            return
+        self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
+        self.max_batches = 1
+        interval = trainer.val_check_interval
+        if isinstance(interval, int) and interval > 1 and trainer.check_val_every_n_epoch is not None:
+            raise ValueError(
+                f"val_check_interval={interval} counts batches inside an epoch, and a round is one batch. To validate"
+                f" every {interval} rounds use check_val_every_n_epoch={interval}, or add check_val_every_n_epoch=None."
+            )
+        trainer.val_check_batch = interval if isinstance(interval, int) else 1
+
+    def reset(self) -> None:
+        torch.set_grad_enabled(True)
+
+    def on_run_start(self) -> None:
+        stage = self.epoch_loop.stage
+        super().on_run_start()
+        self.epoch_loop.val_loop.restarting = False
+        if stage != IDLE:
+            self._finish_round(stage)
+
+    def on_advance_start(self) -> None:
+        seed_global(self.server.seed, self.server.rounds_done, "round")
+        super().on_advance_start()
+
+    def advance(self) -> None:
+        with self.trainer.profiler.profile("run_training_epoch"):
+            self.epoch_loop.run(None)
+
+    def on_advance_end(self) -> None:
+        super().on_advance_end()
+        self.epoch_loop.stage = IDLE
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        metrics = {name: value.detach().cpu() for name, value in self.trainer.callback_metrics.items()}
+        rounds = {"rounds_done": self.server.rounds_done, "stage": self.epoch_loop.stage, "metrics": metrics}
+        return {**super().on_save_checkpoint(), "federated": rounds}
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Rebuild every counter from the number of rounds and how far the last one had come."""
+        saved = state_dict.get(prefix + "state_dict", {}).get("federated")
+        self.server.resume(self.trainer, saved)
+        assert saved is not None
+        rounds, stage = saved["rounds_done"], saved["stage"]
+        unfinished = stage != IDLE
+        for tracker in (self.epoch_progress.total, self.epoch_progress.current):
+            tracker.ready = tracker.started = rounds
+            tracker.processed = rounds - (stage in (TRAINED, VALIDATED))
+            tracker.completed = rounds - unfinished
+        loop = self.epoch_loop
+        loop.stage = stage
+        loop.batch_progress.total.increment_by(rounds - loop.batch_progress.total.ready)
+        loop.batch_progress.current.increment_by(unfinished - loop.batch_progress.current.ready)
+        loop.batch_progress.is_last_batch = unfinished
+        loop._batches_that_stepped = rounds - (stage == TRAINED)
+        loop.val_loop.restarting = True  # only so that the sanity check is not run again
+        self._saved_metrics = saved["metrics"] if unfinished else {}
+
+    def _finish_round(self, stage: str) -> None:
+        """Do what the interrupted run would have done after its checkpoint: validate, end the epoch, step plateaus."""
+        self.trainer._logger_connector._callback_metrics.update(self._saved_metrics)
+        if stage == TRAINED:
+            self.epoch_loop.on_advance_end(None)
+        if stage in (TRAINED, VALIDATED):
+            self.on_advance_end()
+            return
+        self.epoch_progress.current.completed = self.server.rounds_done - 1
+        self.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        self.epoch_progress.current.completed = self.server.rounds_done
+        self.epoch_loop.stage = IDLE

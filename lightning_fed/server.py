@@ -1,0 +1,282 @@
+"""The one callback that turns ``Trainer.fit`` into a federation."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from torch.optim import Optimizer
+
+from lightning_fed.callbacks.base import FederatedCallback, notify
+from lightning_fed.checks import check_optimizers, check_setup
+from lightning_fed.core import Algorithm, num_bytes
+from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.equip import equip
+from lightning_fed.federation import Federation
+from lightning_fed.local.workspace import Workspace
+from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
+from lightning_fed.randomness import seed_global
+from lightning_fed.round import Outcome
+from lightning_fed.sampling import Full, Sampler, Uniform
+from lightning_fed.store import ClientId
+from lightning_fed.theory import dual_residual, primal_residual
+from lightning_fed.vector import average_buffers, overwrite, parameters_of
+
+Buffers = Literal["average", "server", "local"]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """What happened in a committed round."""
+
+    round: int
+    cohort: list[ClientId]
+    losses: dict[ClientId, float]
+    metrics: dict[str, float]
+
+    @property
+    def local_loss(self) -> float:
+        """Mean of the local losses that were reported."""
+        known = [loss for loss in self.losses.values() if loss == loss]
+        return sum(known) / len(known) if known else float("nan")
+
+
+class FederatedServer(FederatedCallback):
+    """Makes every epoch of a stock ``Trainer`` a round of a federated algorithm.
+
+    ``max_epochs`` counts rounds, ``trainer.global_step`` and the loggers' step too. Between rounds the module holds
+    the server's model; so it does for validation, in checkpoints and after the fit.
+
+    Args:
+        algorithm: for instance ``FedADMM(eta=1.0)``.
+        clients_per_round: size of the cohort, drawn uniformly; everybody by default.
+        sampler: any other law of the cohort, instead of ``clients_per_round``.
+        local_steps: batches per visit, cycling over reshuffled epochs.
+        local_epochs: epochs per visit, instead of ``local_steps``; 1 if neither is given.
+        seed: of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
+        buffers: what happens to buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
+            ``server``, or every client keeps its own (``local``).
+        evaluate_every: rounds between evaluations of the objective on all clients; 0 for never.
+        figure: draw loss and accuracy by round at the end, for the loggers.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        clients_per_round: int | None = None,
+        sampler: Sampler | None = None,
+        local_steps: int | None = None,
+        local_epochs: int | None = None,
+        seed: int | None = None,
+        buffers: Buffers = "average",
+        evaluate_every: int = 1,
+        figure: bool = True,
+    ) -> None:
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
+        if clients_per_round is not None and sampler is not None:
+            raise ValueError("Give FederatedServer either clients_per_round or sampler, not both.")
+        if local_steps is not None and local_epochs is not None:
+            raise ValueError("Give FederatedServer either local_steps or local_epochs, not both.")
+        for name, value in {"local_steps": local_steps, "local_epochs": local_epochs}.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"FederatedServer.{name} must be a whole number >= 1, got {value!r}.")
+        if buffers not in ("average", "server", "local"):
+            raise ValueError(f"FederatedServer.buffers must be average, server or local; got {buffers!r}.")
+        if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 0:
+            raise ValueError(f"FederatedServer.evaluate_every must be a whole number >= 0, got {evaluate_every!r}.")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ValueError(f"FederatedServer.seed must be a whole number >= 0, got {seed!r}.")
+        self.algorithm = algorithm
+        self.sampler = sampler or (Full() if clients_per_round is None else Uniform(clients_per_round))
+        self.local_steps = local_steps
+        self.local_epochs = local_epochs if local_steps is not None or local_epochs is not None else 1
+        self.buffers = buffers
+        self.evaluate_every = evaluate_every
+        self.figure = figure
+        self._given_seed = seed
+        self._forget()
+
+    def _forget(self) -> None:
+        self.federation: Federation | None = None
+        self.report: RoundReport | None = None
+        self._trainer: pl.Trainer | None = None
+        self._workspace: Workspace | None = None
+        self._restored: dict[str, Any] | None = None
+
+    @property
+    def rounds_done(self) -> int:
+        return max(0, self.federation.rounds_done) if self.federation else 0
+
+    @property
+    def seed(self) -> int:
+        return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._given_seed is None else self._given_seed
+
+    # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        check_setup(trainer, pl_module, self)
+        if self._trainer is not trainer:
+            self._forget()
+            self._trainer = trainer
+        if not isinstance(trainer.fit_loop, FederatedFitLoop):
+            FederatedFitLoop.install(trainer, self)
+        if self.federation is not None and self.rounds_done and self._module is not pl_module:
+            raise ValueError(
+                "This trainer has already run rounds on another module, whose clients' state it holds."
+                " Use a new Trainer and a new FederatedServer for a new module."
+            )
+        equip(trainer, pl_module, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self.seed, "federation": self.federation.state_dict() if self.federation else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
+
+    def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
+        """Take over the restored state; refuse checkpoints that hold none, or that of another federation."""
+        if loop_state is None:
+            raise ValueError(
+                "The checkpoint was not made by a federated fit: it has no server and client states to resume from."
+                " Load its weights into the module (load_from_checkpoint) and start a federation without ckpt_path."
+            )
+        if self._restored is None:
+            raise ValueError(
+                "The checkpoint holds weights only, without server and client states, so the fit cannot go on from it."
+                " Save with ModelCheckpoint(save_weights_only=False)."
+            )
+        if self._restored["seed"] != self.seed:
+            raise ValueError(
+                f"The checkpoint was made with seed {self._restored['seed']}, this run has seed {self.seed}: it would"
+                f" not be the same run. Use FederatedServer(seed={self._restored['seed']})."
+            )
+        if (saved := self._restored["federation"]) is not None:
+            self._begin(trainer).load_state_dict(saved)
+        self._restored = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        check_optimizers(trainer, self.algorithm)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._workspace is not None:
+            self._workspace.server_checkpoint(checkpoint)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._reached(trainer, VALIDATED)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._reached(trainer, ENDED)
+
+    def _reached(self, trainer: pl.Trainer, stage: str) -> None:
+        loop = trainer.fit_loop
+        if isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage in (TRAINED, VALIDATED):
+            loop.epoch_loop.stage = stage
+
+    # -- one round ----------------------------------------------------------------------------------------------
+
+    def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
+        """The cohort of the next round; the module is made to hold the server's model."""
+        federation = self.federation or self._begin(trainer)
+        federation.follow(trainer.lightning_module)
+        self._show_server(trainer)
+        ids = federation.client_ids
+        cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
+        return cohort[:2] if trainer.fast_dev_run else cohort
+
+    def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
+        """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
+        federation = self.federation
+        assert federation is not None
+        if not federation.started:
+            self._play(trainer, federation.client_ids)
+        began, old = time.monotonic(), federation.server.x_bar
+        notify(trainer, "on_round_start", federation.rounds_done, cohort)
+        outcome = self._play(trainer, cohort)
+        metrics = {
+            "clients": float(len(cohort)),
+            "primal_residual": primal_residual(federation, outcome),
+            "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
+            "bytes_down": float(federation.bytes_down),
+            "bytes_up": float(federation.bytes_up),
+            "seconds": time.monotonic() - began,
+        }
+        known = [loss for loss in outcome.losses.values() if loss == loss]
+        if known:
+            metrics |= {
+                "local_loss": sum(known) / len(known),
+                "local_loss_min": min(known),
+                "local_loss_max": max(known),
+            }
+        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics)
+        return self.report
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        assert self.report is not None
+        self.log_dict({f"federated/{k}": v for k, v in self.report.metrics.items() if v == v}, batch_size=1)
+        notify(trainer, "on_round_end", self.report)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        question = trainer.fit_loop.epoch_loop.client_loop.question
+        if question is not None:
+            question.add_to(optimizer)
+
+    def _begin(self, trainer: pl.Trainer) -> Federation:
+        data = trainer.datamodule
+        self._module = trainer.lightning_module
+        examples = {cid: data.num_examples(cid) for cid in data.client_ids}
+        self.federation = Federation(self.algorithm, examples, self._module)
+        return self.federation
+
+    def _play(self, trainer: pl.Trainer, cohort: list[ClientId]) -> Outcome:
+        federation = self.federation
+        assert federation is not None
+        keep = federation.store if self.buffers == "local" else None
+        self._workspace = workspace = Workspace(trainer)
+        engine = SequentialEngine(
+            trainer.fit_loop.epoch_loop.client_loop, workspace, federation.layout, federation.rounds_done, keep
+        )
+        try:
+            outcome = federation.play(cohort, engine)
+            averaged = None
+            if self.buffers == "average" and cohort and federation.buffers:
+                averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in cohort)
+                traffic = len(cohort) * num_bytes(federation.buffers)
+                outcome = replace(outcome, bytes_down=outcome.bytes_down + traffic, bytes_up=outcome.bytes_up + traffic)
+            federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
+        finally:
+            federation.settle()
+            workspace.reset(federation.buffers)
+            self._workspace = None
+            self._show_server(trainer)
+            seed_global(self.seed, federation.rounds_done, "server")
+        return outcome
+
+    def _show_server(self, trainer: pl.Trainer) -> None:
+        federation = self.federation
+        assert federation is not None
+        overwrite(parameters_of(trainer.lightning_module), federation.layout.split(federation.server.x_bar))
+
+    # -- local work ---------------------------------------------------------------------------------------------
+
+    def epoch_length(self, trainer: pl.Trainer, batches: int) -> int:
+        """Batches of one local epoch; ``overfit_batches`` shortens every epoch to the same first batches."""
+        return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
+
+    def planned_batches(self, trainer: pl.Trainer, epoch_length: int) -> int:
+        """Batches of one visit; ``limit_train_batches`` limits a whole visit."""
+        planned = self.local_steps or (self.local_epochs or 1) * epoch_length
+        return planned if trainer.overfit_batches else _limited(trainer.limit_train_batches, planned)
+
+
+def _limited(limit: float, batches: int) -> int:
+    return min(limit, batches) if isinstance(limit, int) else max(1, int(limit * batches))

@@ -1,0 +1,43 @@
+"""How far a federation is from a solution: residuals and the gradient mapping."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lightning_fed.core import Algorithm
+
+if TYPE_CHECKING:
+    from lightning_fed.federation import Federation
+    from lightning_fed.round import Outcome
+
+
+def primal_residual(federation: Federation, outcome: Outcome) -> float:
+    r"""Mean of :math:`\|x_i - \bar x\|` over all clients, or over the cohort where clients keep no model."""
+    x_bar, algorithm = federation.server.x_bar, federation.algorithm
+    n, seen = len(federation.weights), list(federation.store)
+    models = [algorithm.local_model(federation.recall(cid)) for cid in seen]
+    if models and models[0] is not None:
+        unseen = (n - len(seen)) * float((federation.x0 - x_bar).norm())
+        return (unseen + sum(float((x_i - x_bar).norm()) for x_i in models if x_i is not None)) / n
+    distances = [float((x_i - x_bar).norm()) for x_i in outcome.local_models.values()]
+    return sum(distances) / len(distances) if distances else float("nan")
+
+
+def dual_residual(algorithm: Algorithm[Any, Any, Any], old: Tensor, new: Tensor) -> float:
+    r""":math:`\rho\|\bar x^{k+1} - \bar x^k\|`, by how much the clients' optimality is off after the server moved.
+
+    Not a number for algorithms without a penalty, and when the set of trainable parameters has just changed.
+    """
+    if not algorithm.penalty or old.shape != new.shape:
+        return float("nan")
+    return algorithm.penalty * float((new - old).norm())
+
+
+def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: Tensor, rho: float) -> Tensor:
+    r""":math:`G(x) = \rho\,(x - \mathrm{prox}_{g/\rho}(x - \nabla f(x)/\rho))`: zero iff ``x`` is stationary.
+
+    ``gradient`` is that of :math:`\sum_i w_i f_i` at ``x``. For :math:`g = 0` the mapping is the gradient itself.
+    """
+    return rho * (x - algorithm.g.prox(x - gradient / rho, 1 / rho))

@@ -1,0 +1,114 @@
+"""Tables, histograms and figures for whatever loggers a trainer has; W&B that is offline without a key."""
+
+from __future__ import annotations
+
+import csv
+import netrc
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = Sequence[Any]
+
+
+class AutoWandbLogger(WandbLogger):
+    """Lightning's W&B logger that works offline when there is no key, and online when there is one.
+
+    Args:
+        project: W&B project.
+        save_dir: where the run's files go.
+        offline: decide yourself instead.
+        kwargs: whatever Lightning's ``WandbLogger`` takes.
+    """
+
+    def __init__(
+        self,
+        project: str = "lightning-fed",
+        save_dir: str = ".",
+        name: str | None = None,
+        offline: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        offline = not has_wandb_key() if offline is None else offline
+        os.makedirs(save_dir, exist_ok=True)
+        super().__init__(project=project, save_dir=save_dir, name=name, offline=offline, **kwargs)
+
+
+def has_wandb_key() -> bool:
+    """Whether W&B could log in: a key in the environment or in netrc, and no mode set against it."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return False
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        found = netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any("wandb" in host for host in found)
+
+
+def log_table(loggers: Sequence[Logger], name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+    """One row per client, in each logger's own form."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+            logger.experiment.log({name: table, "trainer/global_step": step})
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text(name, _markdown(columns, rows), step)
+        elif isinstance(logger, CSVLogger):
+            path = _folder(logger) / f"{name.replace('/', '_')}.csv"
+            new = not path.exists()
+            with path.open("a", newline="") as file:
+                writer = csv.writer(file)
+                if new:
+                    writer.writerow(["step", *columns])
+                writer.writerows([step, *row] for row in rows)
+
+
+def log_histogram(loggers: Sequence[Logger], name: str, values: Sequence[float], step: int) -> None:
+    """Distribution over clients; CSV files have it in the table already."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            logger.experiment.log({name: wandb.Histogram(list(values)), "trainer/global_step": step})
+        elif isinstance(logger, TensorBoardLogger):
+            import numpy as np
+
+            logger.experiment.add_histogram(name, np.asarray(values), step)
+
+
+def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
+    """A figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            logger.experiment.log({name: wandb.Image(figure), "trainer/global_step": step})
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_figure(name, figure, step, close=False)
+        elif isinstance(logger, CSVLogger):
+            figure.savefig(_folder(logger) / f"{name.replace('/', '_')}.png", dpi=120)
+
+
+def _folder(logger: CSVLogger) -> Path:
+    folder = Path(logger.log_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

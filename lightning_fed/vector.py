@@ -1,0 +1,116 @@
+"""Module <-> flat vector, by parameter name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable parameter lies in the flat vector ``x``.
+
+    ``x`` is the concatenation, in ``named_parameters()`` order, of the parameters with ``requires_grad``. Frozen ones
+    and buffers are not part of it. Its precision is that of the parameters, but at least float32.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        lazy = [name for name, p in params.items() if isinstance(p, UninitializedParameter)]
+        if lazy:
+            raise ValueError(f"{_name(module)}.{lazy[0]} has no shape yet. Run one forward pass before the fit.")
+        if not params:
+            raise ValueError(
+                f"{_name(module)} has no trainable parameters, so there is nothing to federate."
+                " Give it parameters with requires_grad=True."
+            )
+        whole = [name for name, p in params.items() if not p.is_floating_point()]
+        if whole:
+            raise ValueError(f"{_name(module)}.{whole[0]} is not real floating point, which the algorithms need.")
+        return cls.select(params, params)
+
+    @classmethod
+    def select(cls, tensors: Mapping[str, Tensor], names: Iterable[str]) -> Layout:
+        """The layout of the named tensors, in that order."""
+        chosen = {name: tensors[name] for name in names}
+        dtype = reduce(torch.promote_types, (t.dtype for t in chosen.values()), torch.float32)
+        return cls(tuple(chosen), tuple(tuple(t.shape) for t in chosen.values()), dtype)
+
+    @property
+    def numel(self) -> int:
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector of the named tensors; a copy."""
+        return torch.cat([tensors[name].detach().reshape(-1).to(self.dtype) for name in self.names])
+
+    def split(self, x: Tensor) -> dict[str, Tensor]:
+        """Views of ``x`` in the parameters' shapes, by name."""
+        parts = x.split([math.prod(shape) for shape in self.shapes])
+        return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
+
+    def transplant(self, old: Layout, state: T, fresh: T) -> T:
+        """``fresh``, a record in this layout, with what ``state``, a record in layout ``old``, knows already."""
+
+        def move(known: Tensor, blank: Tensor) -> Tensor:
+            merged = blank.clone()
+            source, target = old.split(known), self.split(merged)
+            for name in target.keys() & source.keys():
+                target[name].copy_(source[name])
+            return merged
+
+        return pytree.tree_map(move, state, fresh)
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters by name, frozen ones included; no copies."""
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """All buffers by name; no copies."""
+    return {name: b.detach() for name, b in module.named_buffers()}
+
+
+def clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+@torch.no_grad()
+def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy ``values`` into the tensors of the same name."""
+    for name, value in values.items():
+        targets[name].copy_(value)
+
+
+def average_buffers(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """Weighted mean of the clients' buffers; of integer and boolean ones (counters) the maximum."""
+    pairs = list(weighted)
+    total = sum(weight for weight, _ in pairs)
+    merged = {}
+    for name, first in pairs[0][1].items():
+        if first.is_floating_point():
+            mean = sum(weight / total * buffers[name].double() for weight, buffers in pairs)
+            merged[name] = torch.as_tensor(mean).to(first)
+        else:
+            merged[name] = reduce(torch.maximum, (buffers[name] for _, buffers in pairs))
+    return merged
+
+
+def _name(module: nn.Module) -> str:
+    return type(module).__name__
