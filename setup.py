@@ -1,4 +1,4 @@
-"""`models/` and `datamodules/` lie at the top level and install as `lightning_fed.models`, `lightning_fed.datamodules`."""
+"""`models/`, `datamodules/` and `configs/` lie at the top level and install below `lightning_fed`."""
 
 from setuptools import find_packages, setup
 

@@ -55,7 +55,7 @@ def check_lightning_version(version: str = pl.__version__) -> None:
     low, high = SUPPORTED
     if not low <= Version(version) < high:
         raise ImportError(
-            f"lightning_fed builds on Lightning's loops and supports pytorch-lightning >={low},<{high}; found {version}."
+            f"lightning_fed builds on Lightning's loops: it needs pytorch-lightning >={low},<{high}, found {version}."
             f' Run: pip install "pytorch-lightning>={low},<{high}"'
         )
 

@@ -139,11 +139,11 @@ def server_of(trainer: pl.Trainer) -> FederatedServer:
 def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
     """The model the module holds, on every client's train data and its test (or else validation) data."""
     data: Any = trainer.datamodule
-    names = ["train"] + [split for split in ("test", "val") if data.has_split(split)][:1]
+    held_out = [split for split in ("test", "val") if data.has_split(split)]
     with measuring(trainer):
         return {
             split: ClientEvaluations({cid: evaluate(trainer, cid, split) for cid in data.split_ids(split)})
-            for split in names
+            for split in ["train", *held_out[:1]]
         }
 
 

@@ -47,7 +47,7 @@ class Quadratic:
 
     @classmethod
     def scalar(cls, a: float, b: float, num_examples: int = 1) -> Quadratic:
-        """:math:`\\tfrac a2 x^2 - b x` in one dimension."""
+        r""":math:`\tfrac a2 x^2 - b x` in one dimension."""
         return cls([[a]], [b], num_examples)
 
     def __call__(self, x: Tensor) -> Tensor:
