@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer, Quadratic
 from lightning_fed.algorithms import Algorithm, FedADMM
+from lightning_fed.callbacks import FederatedCallback
 
 
 def quiet_trainer(server: FederatedServer | Algorithm | None = None, rounds: int = 2, **kwargs: Any) -> pl.Trainer:
@@ -145,3 +146,34 @@ def fitted(module: pl.LightningModule, data: FederatedDataModule | None = None, 
     server = kwargs.pop("server", None) or FederatedServer(FedADMM(eta=1.0), clients_per_round=2, local_steps=3)
     quiet_trainer(server, **kwargs).fit(module, datamodule=data or classification())
     return module
+
+
+class Witness(FederatedCallback):
+    """Writes down what a federation does: models after every round, local models, cohorts."""
+
+    def __init__(self) -> None:
+        self.x0 = torch.empty(0)
+        self.x_bar: list[Tensor] = []
+        self.x_i: list[dict[Any, Tensor]] = []  # by round: the last local model of everybody who has taken part
+        self.cohorts: list[list[Any]] = []
+        self._x_i: dict[Any, Tensor] = {}
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.x0 = x_of(pl_module)
+
+    def on_client_end(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Any, reply: Any) -> None:
+        self._x_i[visit.client] = x_of(module)
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: Any) -> None:
+        self.x_bar.append(x_of(module))
+        self.x_i.append(dict(self._x_i))
+        self.cohorts.append(report.cohort)
+
+
+def measured(module: nn.Module, x: Tensor, dataset: TensorDataset) -> tuple[float, float]:
+    """Cross entropy and accuracy of a classifier with parameters ``x`` on a whole dataset, in evaluation mode."""
+    nn.utils.vector_to_parameters(x, module.parameters())
+    inputs, labels = dataset.tensors
+    with torch.no_grad():
+        logits = module.eval()(inputs)
+    return float(nn.functional.cross_entropy(logits, labels)), float((logits.argmax(1) == labels).float().mean())

@@ -1,0 +1,182 @@
+"""The bar shows round, client, step and loss; other bars are left alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+from modules import Net, classification, quiet_trainer
+from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+
+from lightning_fed import FederatedServer
+from lightning_fed.algorithms import FedADMM, FedDR
+from lightning_fed.callbacks import FederatedProgressBar
+from lightning_fed.sampling import Bernoulli, Sampler
+
+
+def fit(rounds: int = 3, sampler: Sampler | None = None, algorithm: Any = None, **kwargs: Any) -> pl.Trainer:
+    cohort = {"sampler": sampler} if sampler else {"clients_per_round": 2}
+    server = FederatedServer(algorithm or FedADMM(), local_steps=5, seed=0, **cohort)
+    trainer = quiet_trainer(server, rounds, **{"enable_progress_bar": True, **kwargs})
+    trainer.fit(Net(), datamodule=classification())
+    return trainer
+
+
+def bars_of(trainer: pl.Trainer) -> list[ProgressBar]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, ProgressBar)]
+
+
+@pytest.fixture
+def screen(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What was printed: carriage returns are lines."""
+
+    def read() -> list[str]:
+        captured = capsys.readouterr()
+        return [line for line in re.split(r"[\r\n]", captured.out + captured.err) if line.strip()]
+
+    return read
+
+
+def test_the_stock_bar_is_replaced() -> None:
+    trainer = fit()
+    assert [type(bar) for bar in bars_of(trainer)] == [FederatedProgressBar]
+    assert isinstance(trainer.progress_bar_callback, FederatedProgressBar)
+
+
+def test_the_bar_shows_the_round_of_all_rounds(screen: Any) -> None:
+    fit(rounds=3)
+    shown = screen()
+    for k in (1, 2, 3):
+        assert any(f"Round {k}/3" in line for line in shown), k
+    assert not any("Round 4" in line or "Round 0" in line for line in shown)
+    assert not any("Epoch" in line for line in shown)
+
+
+def test_the_bar_shows_client_step_and_loss(screen: Any) -> None:
+    trainer = fit(rounds=1)
+    server = trainer.fit_loop.server
+    lines = [line for line in screen() if "Round 1/1" in line]
+    for cid, loss in server.report.losses.items():
+        done = [line for line in lines if f"client {cid}, step 5/5, loss " in line]
+        assert done, f"no line shows the last step of {cid}: {lines}"
+        shown = float(re.search(r"loss ([\d.]+)", done[-1]).group(1))
+        assert abs(shown - loss) < 1.0  # the last step's, not the mean of the visit
+    strangers = set(trainer.datamodule.client_ids) - set(server.report.losses)
+    assert not any(f"client {cid}" in line for line in lines for cid in strangers)
+
+
+def test_the_bar_counts_the_clients_of_the_round(screen: Any) -> None:
+    fit(rounds=2)
+    lines = [line for line in screen() if "Round 2/2" in line]
+    assert any("1/2 [" in line for line in lines)
+    assert any("2/2 [" in line for line in lines)
+
+
+def test_the_bar_shows_the_objective_at_the_end_of_a_round(screen: Any) -> None:
+    trainer = fit(rounds=1)
+    objective = float(trainer.callback_metrics["federated/objective"])
+    assert any(f"objective={objective:.4g}" in line for line in screen())
+
+
+def test_rounds_are_counted_by_max_steps_too(screen: Any) -> None:
+    fit(rounds=-1, max_steps=2)
+    shown = screen()
+    assert any("Round 2/2" in line for line in shown)
+
+
+def test_rounds_without_a_limit_have_a_question_mark(screen: Any) -> None:
+    class Stop(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            trainer.should_stop = True
+
+    fit(rounds=-1, callbacks=[Stop()])
+    assert any("Round 1/?" in line for line in screen())
+
+
+def test_empty_rounds_are_shown(screen: Any) -> None:
+    trainer = fit(rounds=4, sampler=Bernoulli(0.05))
+    assert any(f"Round {k}/4" in line for line in screen() for k in range(1, 5))
+    assert trainer.global_step == 4
+
+
+def test_a_start_that_asks_everybody_is_shown(screen: Any) -> None:
+    fit(rounds=1, algorithm=FedDR(init="prox"))
+    lines = screen()
+    assert all(any(f"client c{i}, step 5/5" in line for line in lines) for i in range(4))
+
+
+def test_validation_has_its_bar(screen: Any) -> None:
+    fit(rounds=2)
+    assert any("Validation" in line for line in screen())
+
+
+def test_a_second_fit_counts_on(screen: Any) -> None:
+    trainer = fit(rounds=1)
+    screen()
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(trainer.lightning_module, datamodule=trainer.datamodule)
+    lines = screen()
+    assert any("Round 2/2" in line for line in lines)
+    assert len(bars_of(trainer)) == 1
+
+
+def test_a_rich_bar_is_replaced_too() -> None:
+    pytest.importorskip("rich")
+    assert [type(bar) for bar in bars_of(fit(1, callbacks=[RichProgressBar()]))] == [FederatedProgressBar]
+
+
+def test_a_stock_bar_with_settings_keeps_them() -> None:
+    trainer = fit(1, callbacks=[TQDMProgressBar(refresh_rate=3, process_position=2, leave=True)])
+    (bar,) = bars_of(trainer)
+    assert isinstance(bar, FederatedProgressBar)
+    assert (bar.refresh_rate, bar.process_position, bar._leave) == (3, 2, True)
+
+
+def test_a_bar_that_is_left_on_the_screen_is_left_for_every_round(screen: Any) -> None:
+    fit(3, callbacks=[FederatedProgressBar(leave=True)])
+    finished = [line for line in screen() if "2/2 [" in line]
+    assert {re.search(r"Round (\d)/3", line).group(1) for line in finished if "Round" in line} == {"1", "2", "3"}
+
+
+def test_a_bar_with_refresh_rate_zero_is_silent(screen: Any) -> None:
+    trainer = fit(2, callbacks=[TQDMProgressBar(refresh_rate=0)])
+    assert trainer.global_step == 2
+    assert not any("Round" in line for line in screen())
+
+
+def test_the_users_own_kind_of_bar_is_left_alone(screen: Any) -> None:
+    class Mine(TQDMProgressBar):
+        pass
+
+    class Plain(ProgressBar):
+        def disable(self) -> None:
+            pass
+
+    for bar in (Mine(), Plain()):
+        trainer = fit(2, callbacks=[bar])
+        assert bars_of(trainer) == [bar]
+        assert trainer.global_step == 2
+
+
+def test_the_users_own_federated_bar_is_left_alone(screen: Any) -> None:
+    bar = FederatedProgressBar(refresh_rate=2)
+    assert bars_of(fit(1, callbacks=[bar])) == [bar]
+    assert any("Round 1/1" in line for line in screen())
+
+
+def test_no_bar_is_added_where_there_is_none(screen: Any) -> None:
+    trainer = fit(2, enable_progress_bar=False)
+    assert bars_of(trainer) == []
+    assert not any("Round" in line for line in screen())
+
+
+def test_validate_and_test_work_with_the_replaced_bar(screen: Any) -> None:
+    trainer = fit(1)
+    screen()
+    trainer.validate(trainer.lightning_module, datamodule=trainer.datamodule, verbose=False)
+    trainer.test(trainer.lightning_module, datamodule=trainer.datamodule, verbose=False)
+    lines = screen()
+    assert any("Validation" in line for line in lines)
+    assert any("Testing" in line for line in lines)

@@ -1,0 +1,76 @@
+"""Ctrl-C, SIGTERM and kill -9 in the middle of a round: the run goes on, bitwise, from its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parents[1]
+
+SCRIPT = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import torch, pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
+from modules import Net, classification, quiet_trainer
+from lightning_fed import FederatedServer
+from lightning_fed.algorithms import FedADMM
+from lightning_fed.callbacks import FederatedCallback
+
+folder, sign = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+
+class Kill(FederatedCallback):
+    def on_client_start(self, trainer, module, visit):
+        if sign and visit.round == 3 and visit.position == 1:
+            os.kill(os.getpid(), sign)
+
+server = FederatedServer(FedADMM(eta=1.0), clients_per_round=3, local_steps=5)
+save = ModelCheckpoint(folder, save_last=True)
+trainer = quiet_trainer(server, 5, callbacks=[save, Kill()], enable_checkpointing=True)
+module = Net(optimizer="adam", dropout=0.3)
+try:
+    trainer.fit(module, datamodule=classification(), ckpt_path="last")
+finally:
+    held = server.federation.server.x_bar
+    shown = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert torch.equal(held, shown), "the module does not hold the server's model"
+torch.save({{"x_bar": held, "rounds": server.rounds_done}}, folder + "/final.pt")
+"""
+
+
+def run(folder: Path, sign: int) -> int:
+    """Exit status of a run that sends itself a signal in round 3."""
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", SCRIPT.format(tests=str(TESTS)), str(folder), str(sign)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert "does not hold" not in done.stderr, done.stderr
+    return done.returncode
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    folder = tmp_path_factory.mktemp("whole")
+    assert run(folder, 0) == 0
+    final: torch.Tensor = torch.load(folder / "final.pt")["x_bar"]
+    return final
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_run_that_was_stopped_by_a_signal_goes_on_bitwise(name: str, whole: torch.Tensor, tmp_path: Path) -> None:
+    status = run(tmp_path, getattr(signal, name))
+    assert status == {"SIGINT": 1, "SIGTERM": 0, "SIGKILL": -9}[name]  # as any Lightning run answers
+    assert not (tmp_path / "final.pt").exists()
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
+    assert run(tmp_path, 0) == 0
+    final = torch.load(tmp_path / "final.pt")
+    assert final["rounds"] == 5
+    assert torch.equal(final["x_bar"], whole)

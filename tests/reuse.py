@@ -1,0 +1,67 @@
+"""Stock training on the very batches a lone client would meet, and a look at what clients hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from modules import quiet_trainer
+from torch import Tensor
+
+from lightning_fed import FederatedDataModule
+from lightning_fed.callbacks import FederatedCallback
+from lightning_fed.randomness import seed_global, torch_generator
+
+SEED = 5
+
+
+class Visits(FederatedCallback):
+    """What the module held at the end of every visit, and the mean local loss of every round."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, Any, dict[str, Tensor]]] = []
+        self.losses: list[float] = []
+
+    def on_client_end(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Any, reply: Any) -> None:
+        state = {name: t.detach().clone() for name, t in module.state_dict().items()}
+        self.ends.append((visit.round, visit.client, state))
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: Any) -> None:
+        self.losses.append(report.local_loss)
+
+
+class SameBatches:
+    """The batches and random numbers that a lone client meets, one round after another, for a plain Trainer."""
+
+    def __init__(self, data: FederatedDataModule, cid: Any, trainer: pl.Trainer) -> None:
+        self.data, self.cid, self.trainer = data, cid, trainer
+
+    def __len__(self) -> int:
+        return len(self.data.client_dataloader(self.cid))
+
+    def __iter__(self) -> Iterator[Any]:
+        key = (SEED, self.trainer.current_epoch, self.cid, 0)
+        seed_global(*key)
+        return iter(self.data.client_dataloader(self.cid, torch_generator(*key, "batches")))
+
+
+def alone(data: FederatedDataModule, cid: Any) -> FederatedDataModule:
+    return FederatedDataModule({cid: data.client_dataset(cid)}, batch_size=data.batch_size)
+
+
+def plainly_trained(
+    module: pl.LightningModule, data: FederatedDataModule, cid: Any, **kwargs: Any
+) -> dict[str, Tensor]:
+    """The module's state after stock training on the lone client's batches."""
+    trainer = quiet_trainer(None, **kwargs)
+    trainer.fit(module, train_dataloaders=SameBatches(data, cid, trainer))
+    return module.state_dict()
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """Bitwise."""
+    assert left.keys() == right.keys(), f"other names: {left.keys() ^ right.keys()}"
+    unlike = [name for name in left if not torch.equal(left[name], right[name])]
+    assert not unlike, f"other values: {unlike}"
