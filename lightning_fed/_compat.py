@@ -12,7 +12,9 @@ from typing import Any
 import pytorch_lightning as pl
 from lightning_fabric.utilities.warnings import PossibleUserWarning
 from packaging.version import Version
-from pytorch_lightning.loops import _FitLoop, _Loop, _TrainingEpochLoop
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.loop import _Loop
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.trainer.call import (
     _call_callback_hooks as call_callback_hooks,
 )

@@ -44,12 +44,14 @@ def record(cls: type[T]) -> type[T]:
 
 def scale(tree: T, factor: float) -> T:
     """Multiply every tensor of a record by ``factor``."""
-    return pytree.tree_map(lambda leaf: leaf * factor, tree)
+    scaled: T = pytree.tree_map(lambda leaf: leaf * factor, tree)
+    return scaled
 
 
 def add(left: T, right: T) -> T:
     """Add two records of the same shape, tensor by tensor."""
-    return pytree.tree_map(lambda a, b: a + b, left, right)
+    total: T = pytree.tree_map(lambda a, b: a + b, left, right)
+    return total
 
 
 def wide(x: Tensor) -> Tensor:

@@ -55,6 +55,6 @@ def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback
     if any(isinstance(callback, kind) for callback in trainer.callbacks):
         return
     callback = kind(**kwargs)
-    callback.log, callback.log_dict = module.log, module.log_dict  # type: ignore[method-assign]
+    callback.log, callback.log_dict = module.log, module.log_dict
     checkpoints = [i for i, c in enumerate(trainer.callbacks) if isinstance(c, Checkpoint)]
     trainer.callbacks.insert(checkpoints[0] if checkpoints else len(trainer.callbacks), callback)

@@ -1,15 +1,11 @@
 """Lightning's fit loop with one round as one epoch of one batch.
 
-``FederatedFitLoop`` > ``RoundLoop`` > ``ClientLoop``: the first two keep everything Lightning knows about epochs
-(validation, checkpoints, limits, schedulers, early stopping), the last runs one client's local batches through
-Lightning's own optimisation loops.
+``FederatedFitLoop`` > ``RoundLoop`` > :class:`~lightning_fed.visit.ClientLoop`: the first two keep everything Lightning
+knows about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does a client's local work.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,46 +14,22 @@ import torch
 
 from lightning_fed._compat import (
     CombinedLoader,
-    SIGTERMException,
     _FitLoop,
-    _Loop,
     _ResultCollection,
     _TrainingEpochLoop,
-    batch_size_of,
     call_callback_hooks,
-    call_module_hook,
-    call_strategy_hook,
-    is_param_in_hook_signature,
 )
-from lightning_fed.randomness import seed_global, torch_generator
-from lightning_fed.store import ClientId
+from lightning_fed.randomness import seed_global
+from lightning_fed.visit import ClientLoop
 
 if TYPE_CHECKING:
-    from lightning_fed.local.module import AugmentedGradient
     from lightning_fed.server import FederatedServer
 
 #: How far a round has come when a checkpoint is taken; what is left is done on resume.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
 
-
-@dataclass
-class Visit:
-    """One client's turn in a round, and how far it has come."""
-
-    round: int
-    client: ClientId
-    position: int
-    cohort: int
-    step: int = 0
-    planned: int = 0
-    loss: torch.Tensor | None = None
-
-
-def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
-    """A batch on its way to the device, through the module's and the datamodule's transfer hooks."""
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+#: Lightning's loops pass a data fetcher along; rounds have none.
+NO_FETCHER: Any = None
 
 
 class RoundResults(_ResultCollection):
@@ -88,104 +60,6 @@ def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
     return metric
 
 
-class ClientLoop(_Loop):
-    """Local work of one client: batches through Lightning's automatic or manual optimisation."""
-
-    def __init__(self, trainer: pl.Trainer, server: FederatedServer) -> None:
-        super().__init__(trainer)
-        self.server = server
-        self.question: AugmentedGradient | None = None
-        self.stepping = True
-
-    @property
-    def visiting(self) -> bool:
-        return self.question is not None
-
-    def run(self, visit: Visit, question: AugmentedGradient) -> tuple[float, int]:
-        """Mean loss (nan where the module reports none) and number of batches of one visit."""
-        self.question = question
-        self._wants_index = is_param_in_hook_signature(
-            self.trainer.lightning_module.training_step, "batch_idx", min_args=2
-        )
-        visit.step, visit.loss = 0, None
-        total, examples = None, 0
-        try:
-            for batch_idx, last, batch in self._batches(visit):
-                loss, size, go_on = self._advance(batch, batch_idx, last)
-                visit.step += 1
-                if loss is not None:
-                    visit.loss = loss
-                    total = loss * size if total is None else total + loss * size
-                    examples += size
-                if self.trainer.received_sigterm:
-                    raise SIGTERMException
-                if not go_on:
-                    break
-        finally:
-            self.question = None
-        mean = float("nan") if total is None else float(total / examples)
-        if total is not None and not torch.isfinite(torch.tensor(mean)):
-            raise FloatingPointError(f"the mean loss of {visit.step} local steps is {mean}")
-        return mean, visit.step
-
-    def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
-        """Batches of the local epochs: index in its epoch, whether a step is due after it at the latest, batch."""
-        data, server = self.trainer.datamodule, self.server
-        overfit = self.trainer.overfit_batches > 0
-        epoch = done = 0
-        while epoch == 0 or done < visit.planned:
-            # one generator per local epoch: a draw never depends on what was drawn before it
-            seed_global(server.seed, visit.round, visit.client, epoch)
-            generator = torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
-            loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
-            length = server.epoch_length(self.trainer, len(loader))
-            if epoch == 0:
-                visit.planned = server.planned_batches(self.trainer, length)
-            count = min(length, visit.planned - done)
-            for batch_idx, batch in zip(range(count), loader, strict=False):
-                yield batch_idx, batch_idx == count - 1, batch
-            done += count
-            epoch += 1
-
-    def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:
-        trainer = self.trainer
-        batch = move_batch(trainer, batch)
-        trainer._logger_connector.on_batch_start(batch)
-        self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
-            return None, 0, False
-        output = self._optimize(batch, batch_idx)
-        if self.stepping:
-            self._step_schedulers(batch_idx)
-        call_module_hook(trainer, "on_train_batch_end", output, batch, batch_idx)
-        size = batch_size_of(batch)
-        trainer._results.batch = trainer._results.batch_size = None
-        loss = output.get("loss")
-        return None if loss is None else loss.detach(), size, True
-
-    def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        trainer = self.trainer
-        rounds = trainer.fit_loop.epoch_loop
-        kwargs = OrderedDict(batch=batch, batch_idx=batch_idx) if self._wants_index else OrderedDict(batch=batch)
-        if not trainer.lightning_module.automatic_optimization:
-            return dict(rounds.manual_optimization.run(kwargs))
-        output = dict(rounds.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs))
-        if "loss" in output:
-            output["loss"] = output["loss"] * trainer.accumulate_grad_batches
-        return output
-
-    def _step_schedulers(self, batch_idx: int) -> None:
-        """Schedulers with interval "step" step after every local step, and start anew in every visit."""
-        trainer = self.trainer
-        if not trainer.lightning_module.automatic_optimization:
-            return
-        for config in trainer.lr_scheduler_configs:
-            if config.interval == "step" and (batch_idx + 1) % config.frequency == 0:
-                monitor = trainer.callback_metrics.get(config.monitor) if config.reduce_on_plateau else None
-                if monitor is not None or not config.reduce_on_plateau:
-                    call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
-
-
 class RoundLoop(_TrainingEpochLoop):
     """One round: what Lightning takes for an epoch of a single batch."""
 
@@ -194,7 +68,7 @@ class RoundLoop(_TrainingEpochLoop):
         self.server = server
         self.client_loop = ClientLoop(trainer, server)
         self.stage = IDLE
-        self._results = RoundResults(training=True)
+        self._results: RoundResults = RoundResults(training=True)
 
     @property
     def global_step(self) -> int:
@@ -278,7 +152,7 @@ class FederatedFitLoop(_FitLoop):
 
     def advance(self) -> None:
         with self.trainer.profiler.profile("run_training_epoch"):
-            self.epoch_loop.run(None)
+            self.epoch_loop.run(NO_FETCHER)
 
     def on_advance_end(self) -> None:
         super().on_advance_end()
@@ -296,6 +170,7 @@ class FederatedFitLoop(_FitLoop):
         assert saved is not None
         rounds, stage = saved["rounds_done"], saved["stage"]
         unfinished = stage != IDLE
+        tracker: Any
         for tracker in (self.epoch_progress.total, self.epoch_progress.current):
             tracker.ready = tracker.started = rounds
             tracker.processed = rounds - (stage in (TRAINED, VALIDATED))
@@ -313,7 +188,7 @@ class FederatedFitLoop(_FitLoop):
         """Do what the interrupted run would have done after its checkpoint: validate, end the epoch, step plateaus."""
         self.trainer._logger_connector._callback_metrics.update(self._saved_metrics)
         if stage == TRAINED:
-            self.epoch_loop.on_advance_end(None)
+            self.epoch_loop.on_advance_end(NO_FETCHER)
         if stage in (TRAINED, VALIDATED):
             self.on_advance_end()
             return

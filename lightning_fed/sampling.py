@@ -103,7 +103,7 @@ class Bernoulli(Sampler):
         p = np.asarray(self.p, dtype=float)
         if p.ndim and p.size != n:
             raise ValueError(f"Bernoulli.p has {p.size} probabilities for {n} clients. Give one, or one per client.")
-        return np.broadcast_to(p, (n,)).copy()
+        return np.full(n, p) if p.ndim == 0 else p
 
     def draw(self, n: int, rng: np.random.Generator) -> list[int]:
         hit: list[int] = np.flatnonzero(rng.random(n) < self.inclusion_probabilities(n)).tolist()

@@ -65,7 +65,7 @@ class FederatedServer(FederatedCallback):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithm,  # type: ignore[type-arg]  # the CLI takes any subclass
         clients_per_round: int | None = None,
         sampler: Sampler | None = None,
         local_steps: int | None = None,

@@ -13,7 +13,7 @@ from lightning_fed.core import Algorithm, Broadcast, Reply
 from lightning_fed.local.quadratic import Exact, Loss, Oracle, Solver
 from lightning_fed.round import Step, run_round
 from lightning_fed.sampling import Full, Sampler
-from lightning_fed.store import Memory, MemoryStore
+from lightning_fed.store import ClientId, Memory, MemoryStore
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ def simulate(
     start = _start(x0, clients[0])
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
     engine = _Engine([Oracle(f, solver or Exact()) for f in clients])
-    weights = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
+    weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))
     server = algorithm.init_server(start)
     history = History(cohorts=schedule)

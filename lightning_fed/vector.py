@@ -61,7 +61,7 @@ class Layout:
 
     def split(self, x: Tensor) -> dict[str, Tensor]:
         """Views of ``x`` in the parameters' shapes, by name."""
-        parts = x.split([math.prod(shape) for shape in self.shapes])
+        parts = torch.split(x, [math.prod(shape) for shape in self.shapes])
         return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
 
     def transplant(self, old: Layout, state: T, fresh: T) -> T:
@@ -74,7 +74,8 @@ class Layout:
                 target[name].copy_(source[name])
             return merged
 
-        return pytree.tree_map(move, state, fresh)
+        grown: T = pytree.tree_map(move, state, fresh)
+        return grown
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:

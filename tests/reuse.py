@@ -48,7 +48,9 @@ class SameBatches:
 
 
 def alone(data: FederatedDataModule, cid: Any) -> FederatedDataModule:
-    return FederatedDataModule({cid: data.client_dataset(cid)}, batch_size=data.batch_size)
+    """The federation of this client and nobody else."""
+    splits = {split: {cid: data.client_dataset(cid, split)} for split in data.splits}
+    return FederatedDataModule(**splits, batch_size=data.batch_size)
 
 
 def plainly_trained(

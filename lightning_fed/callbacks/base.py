@@ -8,8 +8,8 @@ import pytorch_lightning as pl
 
 if TYPE_CHECKING:
     from lightning_fed.core import Reply
-    from lightning_fed.loops import Visit
     from lightning_fed.server import RoundReport
+    from lightning_fed.visit import Visit
 
 
 class FederatedCallback(pl.Callback):
@@ -25,6 +25,9 @@ class FederatedCallback(pl.Callback):
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
         """Before a client's local work."""
 
+    def on_client_step(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
+        """After each local batch; ``visit.step`` and ``visit.loss`` tell how it goes."""
+
     def on_client_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
     ) -> None:
@@ -34,8 +37,13 @@ class FederatedCallback(pl.Callback):
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
 
 
+def listening(trainer: pl.Trainer, hook: str) -> list[Any]:
+    """The callbacks that do something in a federated hook."""
+    nothing = getattr(FederatedCallback, hook)
+    return [callback for callback in trainer.callbacks if getattr(type(callback), hook, nothing) is not nothing]
+
+
 def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a federated hook on every callback that has it."""
-    for callback in trainer.callbacks:
-        if callable(method := getattr(callback, hook, None)):
-            method(trainer, trainer.lightning_module, *args)
+    for callback in listening(trainer, hook):
+        getattr(callback, hook)(trainer, trainer.lightning_module, *args)

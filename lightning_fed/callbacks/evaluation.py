@@ -13,11 +13,12 @@ from torchmetrics import Metric
 
 from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
 from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.loops import RoundResults, move_batch
+from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
 from lightning_fed.tracking import log_histogram, log_table
 from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of
+from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
     from lightning_fed.federation import Federation

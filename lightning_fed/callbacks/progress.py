@@ -8,7 +8,7 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 
 from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.core import Reply
-from lightning_fed.loops import Visit
+from lightning_fed.visit import Visit
 
 
 class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
@@ -30,8 +30,8 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
         self._visit = visit
         self._show()
 
-    def on_before_optimizer_step(self, *_: Any) -> None:
-        if self._visit is not None and time.monotonic() - self._shown > 0.2:
+    def on_client_step(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
+        if time.monotonic() - self._shown > 0.2:
             self._show()
 
     def on_client_end(

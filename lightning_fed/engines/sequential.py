@@ -10,10 +10,10 @@ from lightning_fed.callbacks.base import notify
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.workspace import Workspace
-from lightning_fed.loops import ClientLoop, Visit
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones
+from lightning_fed.visit import ClientLoop, Visit
 
 if TYPE_CHECKING:
     from lightning_fed.store import MemoryStore

@@ -14,7 +14,7 @@ from lightning_fed.vector import Layout, overwrite, parameters_of
 if TYPE_CHECKING:
     import pytorch_lightning as pl
 
-    from lightning_fed.loops import ClientLoop, Visit
+    from lightning_fed.visit import ClientLoop, Visit
 
 
 class AugmentedGradient:

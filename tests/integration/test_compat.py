@@ -14,6 +14,7 @@ from pytorch_lightning.plugins.precision import Precision
 import lightning_fed
 from lightning_fed import _compat
 
+LIGHTNING = ("pytorch_lightning", "lightning_fabric")
 PACKAGE = Path(lightning_fed.__file__).parent
 
 
@@ -32,11 +33,8 @@ def test_private_names_of_lightning_are_imported_in_compat_alone() -> None:
         if path.name == "_compat.py":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                ("pytorch_lightning", "lightning_f")
-            ):
-                foreign = not (node.module or "").startswith("lightning_fed")
-                assert not (foreign and any(alias.name.startswith("_") for alias in node.names)), path
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIGHTNING):
+                assert not any(alias.name.startswith("_") for alias in node.names), path
 
 
 @pytest.mark.parametrize(

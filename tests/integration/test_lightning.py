@@ -13,6 +13,7 @@ from modules import Net, classification, quiet_trainer, x_of
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
@@ -348,7 +349,8 @@ def test_one_client_of_fedavg_is_plain_training() -> None:
     class Same(pl.LightningDataModule):
         def train_dataloader(self) -> Any:
             epoch = self.trainer.current_epoch
-            return list(data.client_dataloader("c0", torch_generator(0, epoch, "c0", 0, "batches")))
+            batches = list(data.client_dataloader("c0", torch_generator(0, epoch, "c0", 0, "batches")))
+            return DataLoader(batches, batch_size=None)
 
     def run(*callbacks: pl.Callback, datamodule: Any) -> Tensor:
         module = Net()

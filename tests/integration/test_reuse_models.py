@@ -190,14 +190,13 @@ def test_a_lone_client_trains_a_gan_bitwise_as_a_plain_trainer_does() -> None:
     assert_same(visits.ends[0][2], plain)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedADMM(eta=0.1)], ids=["FedAvg", "FedADMM"])
-def test_a_gan_learns_to_draw_what_no_client_has_alone(algorithm: Any) -> None:
+def test_a_gan_learns_to_draw_what_no_client_has_alone() -> None:
     module = GAN()
     noise = torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
     goal = torch.tensor([3.0, 3.0])
     before = (module(noise).mean(0) - goal).norm().item()
-    server = FederatedServer(algorithm, seed=SEED, local_epochs=2, evaluate_every=0)
-    trainer = quiet_trainer(server, 40)
+    server = FederatedServer(FedADMM(eta=0.1), seed=SEED, local_epochs=2, evaluate_every=0)
+    trainer = quiet_trainer(server, 30)
     trainer.fit(module, datamodule=points())
     after = (module(noise).mean(0) - goal).norm().item()
     assert after < 0.35 * before

@@ -293,7 +293,7 @@ def test_steps_run_under_vmap(algorithm):
 
 @every_algorithm
 def test_single_precision_models_come_from_double_precision_sums(algorithm):
-    clients, x0 = random_clients(3, n=4, d=3)
+    clients, x0 = random_clients(3, n=4, d=3, convex=True)
     ours = simulate(algorithm, clients, x0.float(), rounds=4, solver=GradientDescent(3, 0.05))
     exact = simulate(algorithm, clients, x0, rounds=4, solver=GradientDescent(3, 0.05))
     for server, states in zip(*both(ours), strict=True):
@@ -304,3 +304,11 @@ def test_single_precision_models_come_from_double_precision_sums(algorithm):
         )
         assert all(v.dtype == torch.float32 for state in states for v in vars(state).values())
     close(ours.x_bar, exact.x_bar, 1e-5)
+
+
+@having("x_tilde", "x_hat_i")
+def test_server_memory_does_not_drift_in_single_precision(algorithm):
+    clients, x0 = random_clients(3, n=4, d=3, convex=True)
+    run = Federation(algorithm, clients, x0.float()).run([[k % 4, (k + 1) % 4] for k in range(400)])
+    w, states = shares(clients, algorithm.weights), run.states()
+    close(run.server.x_tilde, sum(float(w[i]) * s.x_hat_i.double() for i, s in states.items()), 1e-6)

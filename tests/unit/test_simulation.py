@@ -166,6 +166,15 @@ def test_a_round_weighs_deltas_by_the_population_and_averages_by_those_who_answe
     close(avg.server.x_bar, (5 * avg.local_models[0] + 2 * avg.local_models[2]) / 7, 1e-14)
 
 
+def test_answers_in_single_precision_are_summed_in_double():
+    x0 = X0.float() / 3
+    run = Federation(FedADMM(eta=3.0, weights="samples"), CLIENTS, x0).run([[0, 1, 2]])
+    before, start = run.states(), run.server.x_tilde
+    done = run.outcome([0, 1, 2])
+    delta = [(done.states[i].x_hat_i - before[i].x_hat_i).double() for i in range(3)]
+    close(done.server.x_tilde, start + (5 * delta[0] + 3 * delta[1] + 2 * delta[2]) / 10, 1e-15)
+
+
 def test_clients_may_have_names():
     named = dict(zip(["ann", "bob", "cy"], CLIENTS, strict=True))
     run = Federation(ADMM, named, X0).run([["bob"], ["ann", "cy"]])

@@ -1,0 +1,45 @@
+# Each target makes what it needs: `make demo` and `make test` work on a fresh clone with nothing but Python and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint types pytest format bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
+
+test: lint types pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# on the package as it installs, where models/ and datamodules/ are lightning_fed.models and lightning_fed.datamodules
+types: $(VENV)/.dev
+	rm -rf build
+	$(BIN)/pip install --quiet --no-deps --target build/types .
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p lightning_fed
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile --doctest-modules --pyargs lightning_fed tests $(ARGS)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/overhead.py
+
+$(VENV)/.installed: setup.py pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
