@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,11 @@ class OfflineRun:
         return content["columns"], content["data"]
 
 
-def read_run(root: Path) -> OfflineRun:
+def read_run(root: Path, timeout: float = 60.0) -> OfflineRun:
     """The only offline run below ``root``; finish it first."""
     (path,) = root.glob("**/offline-run-*/run-*.wandb")
     run = OfflineRun(path.parent)
-    for data in frames(path.read_bytes()):
-        record = Record.FromString(data)
+    for record in _finished(path, timeout):
         kind = record.WhichOneof("record_type")
         if kind == "history":
             run.history.append(_items(record.history.item))
@@ -60,17 +61,34 @@ def read_run(root: Path) -> OfflineRun:
     return run
 
 
+def _finished(path: Path, timeout: float) -> list[Record]:
+    """All records, once the last of them is there: ``wandb.finish()`` may return before its service has written it."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        with suppress(EOFError):
+            records = [Record.FromString(data) for data in frames(path.read_bytes())]
+            if any(record.HasField("exit") for record in records):
+                return records
+        time.sleep(0.02)
+    raise TimeoutError(f"{path} has no exit record after {timeout:g} s: was the run finished?")
+
+
 def frames(data: bytes) -> Iterator[bytes]:
     """The records of a log: blocks of 32 KiB, in which a record is one piece or several."""
+    if len(data) < HEADER:
+        raise EOFError("the log has not begun")
     assert data[:HEADER] == IDENT + struct.pack("<HB", MAGIC, VERSION), f"not a W&B log: {data[:HEADER]!r}"
     at, pieces = HEADER, b""
     while at < len(data):
         if (left := BLOCK - at % BLOCK) < HEADER:
             at += left
             continue
+        if len(data) < at + HEADER:
+            raise EOFError("the log is cut off")
         checksum, length, kind = struct.unpack_from("<IHB", data, at)
         piece = data[at + HEADER : at + HEADER + length]
-        assert len(piece) == length, "the log is cut off: was the run finished?"
+        if len(piece) < length:
+            raise EOFError("the log is cut off")
         assert checksum == zlib.crc32(piece, zlib.crc32(bytes([kind]))), f"broken record at byte {at}"
         assert (kind in (MIDDLE, LAST)) == bool(pieces), f"record of kind {kind} at byte {at} is out of order"
         pieces += piece

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -78,32 +77,33 @@ def test_there_are_configs_for_both_algorithms_on_the_three_sets() -> None:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_is_printed_as_yaml(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_config_is_printed_as_yaml_with_the_papers_settings(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = printed(capsys, config=config)
     assert {"trainer", "model", "data", "federated", "seed_everything"} <= content.keys()
-    assert content["data"]["init_args"]["a"] == content["data"]["init_args"]["b"]
+    data, federated = content["data"]["init_args"], content["federated"]
+    assert data["a"] == data["b"]
+    assert (data["clients"], data["batch_size"], content["model"]["init_args"]["lr"]) == (30, 2, 0.01)
+    assert (federated["clients_per_round"], federated["local_steps"]) == (10, 300)
+    assert content["trainer"]["max_epochs"] == 100
+    algorithm = federated["algorithm"]["init_args"]
+    assert algorithm.get("eta", algorithm.get("eta_hat")) == algorithm["alpha"] == 1.0
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_completes_a_fast_dev_run(config: Path, tmp_path: Path) -> None:
+def test_every_config_completes_a_fast_dev_run(config: Path) -> None:
     done = cli("--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false", config=config)
     assert done.trainer.state.finished
     assert done.trainer.global_step == 1
     assert isinstance(done.model, MLP)
     assert isinstance(done.datamodule, Synthetic)
-    assert not list(tmp_path.rglob("*.ckpt"))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_has_the_papers_settings(config: Path) -> None:
-    built = parsed(config=config)
-    server = built.config_init["federated"]
-    assert server.sampler == Uniform(10)
-    assert server.local_steps == 300
-    assert server.algorithm in (FedADMM(eta=1.0), FedDR(eta_hat=1.0))
-    assert (built.datamodule.batch_size, built.datamodule.clients, built.model.lr) == (2, 30, 0.01)
-    assert built.datamodule.a == built.datamodule.b
-    assert built.trainer.max_epochs == 100
+@pytest.mark.parametrize("options", [[], ["--trainer.callbacks=null"]], ids=["config", "defaults"])
+def test_a_fast_dev_run_leaves_no_checkpoint_to_resume_from(options: list[str], tmp_path: Path) -> None:
+    small(*options, "--trainer.fast_dev_run=true")
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == []
 
 
 def test_what_is_printed_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +159,9 @@ def test_the_seed_propagates_to_the_data_and_the_federation() -> None:
     assert built.config_init["federated"].seed == 7
 
 
-def test_the_root_folder_propagates_to_checkpoints_and_logger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_root_folder_propagates_to_checkpoints_and_logger(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = printed(capsys, f"--trainer.default_root_dir={tmp_path / 'here'}")
     assert content["trainer"]["logger"]["init_args"]["save_dir"] == str(tmp_path / "here")
     assert content["trainer"]["callbacks"][0]["init_args"]["dirpath"] == str(tmp_path / "here" / "checkpoints")
@@ -167,7 +169,9 @@ def test_the_root_folder_propagates_to_checkpoints_and_logger(tmp_path: Path, ca
 
 def test_a_later_config_overrides_an_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "more.yaml").write_text("data:\n  init_args:\n    a: 0.25\nfederated:\n  local_steps: 7\n")
-    built = main(["--config", str(DEFAULT), "--config", str(tmp_path / "more.yaml"), "--trainer.logger=false"], run=False)
+    built = main(
+        ["--config", str(DEFAULT), "--config", str(tmp_path / "more.yaml"), "--trainer.logger=false"], run=False
+    )
     assert (built.datamodule.a, built.datamodule.b) == (0.25, 0.25)
     assert built.config_init["federated"].local_steps == 7
 
@@ -175,6 +179,7 @@ def test_a_later_config_overrides_an_earlier_one(tmp_path: Path) -> None:
 # -- fit, validate, test ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # has its own test
 def test_fit_then_validate_and_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = f"--trainer.default_root_dir={tmp_path / 'run'}"
     fitted = small(root)
@@ -187,6 +192,12 @@ def test_fit_then_validate_and_test(tmp_path: Path, capsys: pytest.CaptureFixtur
         weights = done.model.state_dict()
         assert all(torch.equal(weights[k], value) for k, value in fitted.model.state_dict().items())
         assert name in capsys.readouterr().out
+
+
+def test_a_checkpoint_is_validated_without_a_warning_about_our_own_callbacks(tmp_path: Path) -> None:
+    root = f"--trainer.default_root_dir={tmp_path / 'run'}"
+    small(root)
+    small(root, f"--ckpt_path={tmp_path / 'run' / 'checkpoints' / 'last.ckpt'}", command="validate")
 
 
 def test_a_fit_is_resumed_from_its_last_checkpoint(tmp_path: Path) -> None:
@@ -224,7 +235,7 @@ def test_a_fast_dev_run_writes_no_config(tmp_path: Path) -> None:
 @pytest.fixture
 def logged_config(tmp_path: Path) -> dict[str, Any]:
     options = ["--trainer.logger.project=test", f"--trainer.default_root_dir={tmp_path / 'run'}"]
-    small(*options, "--data.init_args.a=0.5", "--federated.algorithm.eta=0.5")
+    small(*options, "--data.init_args.a=0.5", "--federated.algorithm.eta=0.5", "--federated.figure=false")
     wandb.finish()
     return read_run(tmp_path / "run").config
 
@@ -278,9 +289,7 @@ def test_what_cannot_be_parsed_is_named(option: str, named: str, capsys: pytest.
     ("option", "message"),
     [
         ("--federated.algorithm.eta=-0.1", "FedADMM.eta must be positive, got -0.1"),
-        ("--federated.algorithm.alpha=2.5", "FedADMM.alpha must be positive and at most 2, got 2.5"),
         ("--federated.local_steps=0", "FederatedServer.local_steps must be a whole number >= 1, got 0"),
-        ("--federated.local_epochs=1", "either local_steps or local_epochs, not both"),
         ("--data.init_args.b=-1.0", "Synthetic.b must be non-negative, got -1.0"),
     ],
 )
@@ -291,7 +300,7 @@ def test_a_wrong_value_is_an_error_of_the_command_line(
 
 
 def test_more_clients_per_round_than_there_are_is_a_readable_error() -> None:
-    with pytest.raises((ValueError, SystemExit), match=r"Cannot draw 9 clients per round: the federation has 3|2"):
+    with pytest.raises(ValueError, match="Cannot draw 9 clients per round: the federation has 3"):
         small("--federated.clients_per_round=9")
 
 
@@ -306,12 +315,14 @@ def test_the_entry_point_returns_nothing_as_exit_status(
     assert run() is None
 
 
-SCRIPT = [str(Path(sys.executable).with_name("lightning-fed"))]
-
-
-@pytest.mark.parametrize("command", [[sys.executable, "-m", "lightning_fed"], SCRIPT], ids=["python -m", "script"])
-def test_help_is_printed_in_a_process_of_its_own(command: list[str]) -> None:
-    done = subprocess.run([*command, "--help"], capture_output=True, text=True, timeout=120, env=dict(os.environ))
-    assert done.returncode == 0, done.stderr
-    assert "usage: lightning-fed" in done.stdout
-    assert all(word in done.stdout for word in ("fit", "validate", "test", "--config"))
+def test_help_is_printed_by_the_module_and_by_the_script() -> None:
+    commands = [[sys.executable, "-m", "lightning_fed"], [str(Path(sys.executable).with_name("lightning-fed"))]]
+    running = [
+        subprocess.Popen([*command, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command in commands
+    ]
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert "usage: lightning-fed" in out
+        assert all(word in out for word in ("fit", "validate", "test", "--config"))

@@ -329,7 +329,11 @@ def test_an_exception_in_an_evaluation_leaves_the_servers_model(interrupted: str
     modes: list[bool] = []
     evaluation = ClientEvaluation(table_every_n_rounds=1)
     trainer = quiet_trainer(
-        server(clients_per_round=None), 1, callbacks=[witness, evaluation], logger=CSVLogger(tmp_path), limit_val_batches=0
+        server(clients_per_round=None),
+        1,
+        callbacks=[witness, evaluation],
+        logger=CSVLogger(tmp_path),
+        limit_val_batches=0,
     )
     with pytest.raises(RuntimeError, match="out of paper"):
         trainer.fit(module, datamodule=classification(drop_last=True))
@@ -626,7 +630,9 @@ def test_validation_data_are_measured_where_there_are_no_test_data() -> None:
     assert "federated/test_loss" not in trainer.callback_metrics
 
 
-@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")  # Lightning, about nothing to validate
+@pytest.mark.filterwarnings(
+    "ignore:Total length of `list` across ranks is zero"
+)  # Lightning, about nothing to validate
 def test_data_without_anything_held_out_are_measured_on_training_data(tmp_path: Path) -> None:
     data, module, witness = FederatedDataModule(classification().splits["train"], batch_size=4), Net(), Witness()
     trainer = quiet_trainer(server(), 1, callbacks=[witness], logger=CSVLogger(tmp_path, "csv"))

@@ -123,22 +123,22 @@ def test_the_history_of_the_default_figure_survives_a_resume(tmp_path: Path) -> 
     assert rounds_of(fit(4, "last")) == [0, 1, 2, 3]
 
 
-class Failing(Net):
-    """Runs out of luck in the third round."""
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_figure_is_drawn_after_an_exception(error: type[BaseException], tmp_path: Path) -> None:
+    class Failing(Net):
+        """Runs out of luck in the third round."""
 
-    def on_train_epoch_start(self) -> None:
-        self.failing = self.current_epoch == 2
+        def on_train_epoch_start(self) -> None:
+            self.failing = self.current_epoch == 2
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.failing:
-            raise RuntimeError("no more luck")
-        return super().training_step(batch, batch_idx)
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            if self.failing:
+                raise error("no more luck")
+            return super().training_step(batch, batch_idx)
 
-
-def test_the_figure_is_drawn_after_an_exception(tmp_path: Path) -> None:
     figure, logger = FinalFigure(tmp_path / "figure.png"), CSVLogger(tmp_path)
     trainer = quiet_trainer(server(), 5, callbacks=[figure], logger=logger)
-    with pytest.raises(RuntimeError, match="no more luck"):
+    with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
         trainer.fit(Failing(), datamodule=classification())
     assert rounds_of(figure) == [0, 1]
     assert is_png(tmp_path / "figure.png")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,9 @@ def by_round(values: list[float], tolerance: float = 1e-6) -> Any:
 
 
 def test_the_objective_is_the_mean_of_the_clients_losses_plus_g(tracked: Tracked) -> None:
-    expected = [tracked.mean(x, "train", 0, "uniform") + tracked.c * float(x.abs().sum()) for x in tracked.witness.x_bar]
+    expected = [
+        tracked.mean(x, "train", 0, "uniform") + tracked.c * float(x.abs().sum()) for x in tracked.witness.x_bar
+    ]
     assert tracked.run.series("federated/objective") == by_round(expected)
 
 
@@ -143,7 +146,7 @@ def test_the_primal_residual_is_the_mean_distance_of_all_clients(tracked: Tracke
 
 def test_the_dual_residual_is_the_penalty_times_the_servers_step(tracked: Tracked) -> None:
     path = [tracked.witness.x0, *tracked.witness.x_bar]
-    expected = [ETA * float((new - old).norm()) for old, new in zip(path, path[1:], strict=False)]
+    expected = [ETA * float((new - old).norm()) for old, new in itertools.pairwise(path)]
     assert tracked.run.series("federated/dual_residual") == by_round(expected)
 
 
@@ -303,6 +306,17 @@ def test_a_mode_in_the_environment_beats_the_key(keyless: pytest.MonkeyPatch, mo
     keyless.setenv("WANDB_API_KEY", KEY)
     keyless.setenv("WANDB_MODE", mode)
     assert not has_wandb_key()
+
+
+def test_a_mode_in_the_environment_beats_the_missing_key(keyless: pytest.MonkeyPatch) -> None:
+    keyless.setenv("WANDB_MODE", "online")
+    assert not AutoWandbLogger()._offline
+
+
+def test_the_host_of_a_server_of_ones_own_is_looked_up_in_netrc(keyless: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    keyless.setenv("WANDB_BASE_URL", "https://tracking.company.com")
+    (tmp_path / "netrc").write_text(f"machine tracking.company.com\n  login user\n  password {KEY}\n")
+    assert not AutoWandbLogger()._offline
 
 
 @pytest.mark.parametrize("offline", [True, False])

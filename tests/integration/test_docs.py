@@ -1,0 +1,54 @@
+"""Code in README and docs runs as it stands; examples run too."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    pytest.param(block, id=f"{page.name}-{i}")
+    for page in PAGES
+    for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    if "dataset_a" not in block  # names data that the reader has to bring
+]
+
+
+@pytest.fixture(autouse=True)
+def _finish_wandb() -> object:
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+
+
+@pytest.mark.filterwarnings("ignore:.*`max_epochs`")
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_code_on_a_page_runs(block: str) -> None:
+    exec(compile(block, "<docs>", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("args", [["your_model.py"], ["demo.py", "--rounds", "2", "--out", "demo"]], ids=lambda a: a[0])
+def test_an_example_runs(
+    args: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", args)
+    runpy.run_path(str(ROOT / "examples" / args[0]), run_name="__main__")
+    printed = capsys.readouterr().out
+    if args[0] == "demo.py":
+        assert (tmp_path / "demo" / "figure.png").stat().st_size > 10_000
+        assert "rounds, " in printed
+        assert os.path.exists(tmp_path / "demo" / "checkpoints" / "last.ckpt")
+    else:
+        assert float(printed.rsplit(" ", 1)[1]) > 0.5
+
+
+def test_pages_link_only_to_what_exists() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
