@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
     """Add evaluation and figure, show clients in the stock progress bar's place, log the settings."""
-    if server.evaluate_every:
+    if server.evaluate_every and not trainer.barebones:
         _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
-    if server.figure and not trainer.fast_dev_run:
+    if server.figure and not trainer.fast_dev_run and not trainer.barebones:
         _add(trainer, module, FinalFigure)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):

@@ -28,6 +28,7 @@ class FinalFigure(pl.Callback):
         self.path = None if path is None else Path(path)
         self.title = title
         self.history: list[dict[str, float]] = []
+        self._validated: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history}
@@ -35,9 +36,18 @@ class FinalFigure(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = list(state_dict["history"])
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._validated = trainer._results.metrics(on_step=False)["callback"]
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.history.append({"round": trainer.current_epoch, **metrics})
+        # not trainer.callback_metrics, which also holds what earlier rounds have logged
+        trained = trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
+        metrics = (
+            {**trained, **self._validated} if trained else trainer.callback_metrics
+        )  # a resumed round has only these
+        self._validated = {}
+        self.history.append({"round": trainer.current_epoch, **{name: float(v) for name, v in metrics.items()}})
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(trainer)
@@ -68,6 +78,7 @@ def draw(history: list[dict[str, float]], title: str | None = None) -> Figure:
             points = [(row["round"] + 1, row[name]) for row in history if name in row]
             axes.plot(*zip(*points, strict=True), label=name.removeprefix("federated/").replace("_", " "))
         axes.set(xlabel="round", title=heading)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend()
     if title:

@@ -261,7 +261,7 @@ def test_the_config_does_not_hide_the_settings_of_the_federation(logged_config: 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     """What is printed when the command line stops with status 2."""
     with pytest.raises(SystemExit) as stop:
-        small(*args)
+        parsed(*args)
     assert stop.value.code == 2
     return capsys.readouterr().err
 
@@ -270,11 +270,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     ("option", "named"),
     [
         ("--federated.algorithm=FedFoo", "FedFoo"),
-        ("--federated.algorithm=lightning_fed.algorithms.FedFoo", "FedFoo"),
         ("--federated.algorithm.eta=large", "eta"),
         ("--federated.algorithm.etta=1.0", "etta"),
         ("--federated.buffers=mine", "buffers"),
-        ("--federated.local_steps=many", "local_steps"),
         ("--config=nowhere.yaml", "nowhere.yaml"),
         ("--data=lightning_fed.models.MLP", "lightning_fed.models.MLP"),
     ],

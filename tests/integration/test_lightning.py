@@ -247,6 +247,15 @@ def test_max_steps_counts_rounds() -> None:
     assert (trainer.global_step, trainer.current_epoch) == (3, 3)
 
 
+@pytest.mark.filterwarnings("ignore:You are trying to `self.log")
+def test_a_barebones_trainer_runs_rounds() -> None:
+    module, fed = Net(), server()
+    pl.Trainer(max_epochs=2, accelerator="cpu", barebones=True, callbacks=[fed]).fit(
+        module, datamodule=classification()
+    )
+    assert fed.rounds_done == 2
+
+
 def test_a_second_fit_goes_on_with_the_state_of_the_first() -> None:
     def run(*limits: int) -> tuple[Tensor, int]:
         fed, module = server(), Net()
