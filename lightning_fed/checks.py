@@ -53,7 +53,8 @@ def _check_module(module: pl.LightningModule) -> None:
             f"{type(module).__name__}.training_step takes a dataloader_iter; clients' batches come one by one."
             " Write training_step(self, batch, batch_idx)."
         )
-    if not is_overridden("configure_model", module) and not any(p.requires_grad for p in module.parameters()):
+    built_later = is_overridden("configure_model", module) or is_overridden("setup", module)
+    if not built_later and not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
             f"{type(module).__name__} has no trainable parameters, so there is nothing to federate."
             " Give it parameters with requires_grad=True."

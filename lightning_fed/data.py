@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -229,6 +230,7 @@ class FederatedDataModule(pl.LightningDataModule):
         for split in ("val", "test"):
             if self.has_split(split):
                 return self._pooled_eval_dataloader(split)
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # that is what nothing means
         return []
 
     def test_dataloader(self) -> DataLoader[Any]:

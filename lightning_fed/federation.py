@@ -68,6 +68,9 @@ class Federation:
         if layout == self.layout:
             return
         old, self.layout = self.layout, layout
+        for name, value in old.split(self.server.x_bar).items():
+            if name not in layout.names:
+                self.first[name] = value.clone()  # frozen again: where it would go on from
         self.x0 = layout.flatten(self.first)
         self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
         blank = self.algorithm.init_client(self.x0)
@@ -132,6 +135,7 @@ class Federation:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on where ``saved`` was taken; refuse the state of another federation."""
         self.check(saved)
+        self.weights = {cid: self.weights[cid] for cid in saved["clients"]}  # cohorts are drawn by position
         device = self.x0.device
         self.first = {name: saved["first"][name].to(p) for name, p in self.first.items()}
         self.layout = Layout.select(self.first, saved["names"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import ClientId
 from lightning_fed.theory import dual_residual, primal_residual
-from lightning_fed.vector import average_buffers, overwrite, parameters_of
+from lightning_fed.vector import average_buffers, buffers_of, clones, overwrite, parameters_of, restore_buffers
 
 Buffers = Literal["average", "server", "local"]
 
@@ -79,9 +80,12 @@ class FederatedServer(FederatedCallback):
             raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
         if clients_per_round is not None and sampler is not None:
             raise ValueError("Give FederatedServer either clients_per_round or sampler, not both.")
+        if sampler is not None and not isinstance(sampler, Sampler):
+            raise TypeError(f"FederatedServer.sampler must be a Sampler such as Uniform(10), got {sampler!r}.")
         if local_steps is not None and local_epochs is not None:
             raise ValueError("Give FederatedServer either local_steps or local_epochs, not both.")
-        for name, value in {"local_steps": local_steps, "local_epochs": local_epochs}.items():
+        counts = {"clients_per_round": clients_per_round, "local_steps": local_steps, "local_epochs": local_epochs}
+        for name, value in counts.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"FederatedServer.{name} must be a whole number >= 1, got {value!r}.")
         if buffers not in ("average", "server", "local"):
@@ -91,7 +95,8 @@ class FederatedServer(FederatedCallback):
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ValueError(f"FederatedServer.seed must be a whole number >= 0, got {seed!r}.")
         self.algorithm = algorithm
-        self.sampler = sampler or (Full() if clients_per_round is None else Uniform(clients_per_round))
+        drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
+        self.sampler = drawn if sampler is None else sampler
         self.local_steps = local_steps
         self.local_epochs = local_epochs if local_steps is not None or local_epochs is not None else 1
         self.buffers = buffers
@@ -134,7 +139,13 @@ class FederatedServer(FederatedCallback):
         equip(trainer, pl_module, self)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seed": self.seed, "federation": self.federation.state_dict() if self.federation else None}
+        federation = self.federation.state_dict() if self.federation else None
+        return {"seed": self.seed, "settings": self._settings(), "federation": federation}
+
+    def _settings(self) -> dict[str, Any]:
+        """What else decides the course of a run."""
+        settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
+        return {**settings, "buffers": self.buffers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
@@ -156,8 +167,16 @@ class FederatedServer(FederatedCallback):
                 f"The checkpoint was made with seed {self._restored['seed']}, this run has seed {self.seed}: it would"
                 f" not be the same run. Use FederatedServer(seed={self._restored['seed']})."
             )
+        if changed := [k for k, v in self._settings().items() if self._restored["settings"].get(k) != v]:
+            warnings.warn(
+                f"Resuming with {changed[0]}={self._settings()[changed[0]]!r}; the checkpoint was made with"
+                f" {self._restored['settings'].get(changed[0])!r}. The run goes on, but is not the one interrupted.",
+                stacklevel=2,
+            )
         if (saved := self._restored["federation"]) is not None:
-            self._begin(trainer).load_state_dict(saved)
+            federation = self._begin(trainer)
+            federation.load_state_dict(saved)
+            restore_buffers(trainer.lightning_module, federation.buffers)
         self._restored = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -186,6 +205,7 @@ class FederatedServer(FederatedCallback):
         """The cohort of the next round; the module is made to hold the server's model."""
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
+        federation.buffers = clones(buffers_of(trainer.lightning_module))
         self._show_server(trainer)
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
@@ -243,6 +263,7 @@ class FederatedServer(FederatedCallback):
         assert federation is not None
         keep = federation.store if self.buffers == "local" else None
         self._workspace = workspace = Workspace(trainer)
+        trainer.strategy.lightning_module_state_dict = workspace.state_dict  # saves take the server's weights
         engine = SequentialEngine(
             trainer.fit_loop.epoch_loop.client_loop, workspace, federation.layout, federation.rounds_done, keep
         )
@@ -256,7 +277,9 @@ class FederatedServer(FederatedCallback):
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()
-            workspace.reset(federation.buffers)
+            del trainer.strategy.lightning_module_state_dict
+            workspace.reset()
+            restore_buffers(trainer.lightning_module, federation.buffers)
             self._workspace = None
             self._show_server(trainer)
             seed_global(self.seed, federation.rounds_done, "server")
@@ -271,6 +294,8 @@ class FederatedServer(FederatedCallback):
 
     def epoch_length(self, trainer: pl.Trainer, batches: int) -> int:
         """Batches of one local epoch; ``overfit_batches`` shortens every epoch to the same first batches."""
+        if batches < 1:
+            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
         return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
 
     def planned_batches(self, trainer: pl.Trainer, epoch_length: int) -> int:

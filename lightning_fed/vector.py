@@ -84,8 +84,8 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """All buffers by name; no copies."""
-    return {name: b.detach() for name, b in module.named_buffers()}
+    """All buffers by name, aliases included; no copies."""
+    return {name: b.detach() for name, b in module.named_buffers(remove_duplicate=False)}
 
 
 def clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -99,12 +99,26 @@ def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         targets[name].copy_(value)
 
 
+@torch.no_grad()
+def restore_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Make the module's buffers those of ``values``; one that is not among them did not exist, and is None again."""
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for key, buffer in owner._buffers.items():
+            value = values.get(f"{prefix}.{key}" if prefix else key)
+            if value is not None and buffer is not None and buffer.shape == value.shape:
+                buffer.copy_(value)
+            elif value is not None or buffer is not None:
+                owner._buffers[key] = None if value is None else value.detach().clone()
+
+
 def average_buffers(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
     """Weighted mean of the clients' buffers; of integer and boolean ones (counters) the maximum."""
     pairs = list(weighted)
     total = sum(weight for weight, _ in pairs)
     merged = {}
     for name, first in pairs[0][1].items():
+        if any(name not in buffers or buffers[name].shape != first.shape for _, buffers in pairs):
+            continue  # only some clients have it
         if first.is_floating_point():
             mean = sum(weight / total * buffers[name].double() for weight, buffers in pairs)
             merged[name] = torch.as_tensor(mean).to(first)

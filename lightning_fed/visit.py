@@ -75,7 +75,7 @@ class ClientLoop(_Loop):
         try:
             for batch_idx, last, batch in self._batches(visit):
                 loss, size, go_on = self._advance(batch, batch_idx, last)
-                visit.step += 1
+                visit.step += go_on
                 if loss is not None:
                     visit.loss = loss
                     total = loss * size if total is None else total + loss * size

@@ -17,7 +17,7 @@ from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
 from lightning_fed.tracking import log_histogram, log_table
-from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of
+from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
@@ -159,10 +159,10 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
             if x_i is None or not federation.store[cid].visits:
                 continue
             overwrite(parameters_of(module), federation.layout.split(x_i))
-            overwrite(buffers_of(module), {**buffers, **federation.store[cid].buffers})
+            restore_buffers(module, {**buffers, **federation.store[cid].buffers})
             found[cid] = evaluate(trainer, cid, split)
     overwrite(parameters_of(module), parameters)
-    overwrite(buffers_of(module), buffers)
+    restore_buffers(module, buffers)
     return found
 
 
@@ -177,14 +177,17 @@ def evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
     results.complete = True
     for metric in _metrics_of(module):
         metric.reset()
+    buffers = clones(buffers_of(module))
     total, examples, reported = 0.0, 0, 0
     for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, split)):
         batch = move_batch(trainer, batch)
         results.batch, results.batch_size = batch, None
-        loss, size = _loss(_call(trainer, step, batch, batch_idx)), batch_size_of(batch)
+        with torch.set_grad_enabled(step == "training_step"):  # which may differentiate inside itself
+            loss, size = _loss(_call(trainer, step, batch, batch_idx)), batch_size_of(batch)
         examples += size
         if loss is not None:
-            total, reported = total + float(loss) * size, reported + size
+            total, reported = total + float(loss.detach()) * size, reported + size
+    restore_buffers(module, buffers)
     logged = results.metrics(on_step=False)["callback"]
     loss_named = next((float(v) for name, v in logged.items() if "loss" in name.lower()), math.nan)
     accuracy = next((float(v) for name, v in logged.items() if "acc" in name.lower()), math.nan)
@@ -203,6 +206,7 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
         )
     gradient = torch.zeros_like(federation.x0)
     params = [p for p in module.parameters() if p.requires_grad]
+    buffers = clones(buffers_of(module))
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
         for cid, weight in federation.weights.items():
@@ -213,6 +217,7 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
                 grads = torch.autograd.grad(loss * share, params, allow_unused=True)
                 filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
                 gradient += federation.layout.flatten(dict(zip(federation.layout.names, filled, strict=True)))
+    restore_buffers(module, buffers)
     return gradient
 
 

@@ -66,7 +66,11 @@ class SequentialEngine:
     def _check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
         if bool(torch.isfinite(reply.x_i).all()):
             return
-        lrs = [group["lr"] for optimizer in self.loop.trainer.optimizers for group in optimizer.param_groups]
+        lrs = [
+            group.get("lr", float("nan"))
+            for optimizer in self.loop.trainer.optimizers
+            for group in optimizer.param_groups
+        ]
         raise ClientError(
             f"{self._where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
             f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"

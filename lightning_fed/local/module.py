@@ -39,8 +39,8 @@ class AugmentedGradient:
             return
         params = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._constants]
         params = [p for p in params if p.requires_grad]
-        if not params:
-            return
+        if all(p.grad is None for p in params):
+            return  # a batch without a loss makes no step
         for p in params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of
+from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of, restore_buffers
 
 
 class Workspace:
@@ -36,7 +36,7 @@ class Workspace:
             p.requires_grad_(self._requires_grad[name])
             p.grad = None
         overwrite(parameters_of(self.module), self.parameters)
-        overwrite(buffers_of(self.module), {**self.buffers, **(buffers or {})})
+        restore_buffers(self.module, {**self.buffers, **(buffers or {})})
         for optimizer, memory, settings in self._optimizers:
             optimizer.state.clear()
             optimizer.state.update({p: _copied(state) for p, state in memory.items()})
@@ -45,12 +45,15 @@ class Workspace:
         for scheduler, state in self._schedulers:
             scheduler.load_state_dict(copy.deepcopy(state))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The module's state dict with the server's tensors, for whoever saves while a client is at work."""
+        now = self.module.state_dict(keep_vars=True)
+        parameters = {id(p): self.parameters[name] for name, p in self.module.named_parameters()}  # aliases share an id
+        mine = {key: parameters.get(id(value), self.buffers.get(key)) for key, value in now.items()}
+        return {key: now[key] if value is None else value.clone() for key, value in mine.items()}
+
     def server_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the server's side into a checkpoint that is taken while a client is at work."""
-        mine = {**self.parameters, **self.buffers}
-        checkpoint["state_dict"] = {
-            name: mine[name].clone() if name in mine else value for name, value in checkpoint["state_dict"].items()
-        }
+        """Put the server's optimisers and schedulers into a checkpoint that is taken while a client is at work."""
         for (optimizer, memory, settings), saved in zip(
             self._optimizers, checkpoint.get("optimizer_states", []), strict=True
         ):

@@ -178,18 +178,24 @@ def test_schedulers_by_step_start_anew_in_every_visit(name: str) -> None:
     assert trainer.current_epoch == 3
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ClientError, reason="estimated_stepping_batches counts rounds, a scheduler by step local steps"
-)
-def test_the_one_cycle_recipe_of_lightnings_documentation_works() -> None:
+def test_a_cycle_over_estimated_stepping_batches_is_a_cycle_over_rounds() -> None:
+    """As docs/rounds.md says: the estimate counts rounds, so by local step such a cycle ends too early."""
+
     class OneCycle(Plain):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             cycle = lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=self.trainer.estimated_stepping_batches)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": self.interval}}
 
-    server = FederatedServer(FedAvg(), local_steps=6, evaluate_every=0)
-    quiet_trainer(server, 2).fit(OneCycle(), datamodule=classification())
+    def run(interval: str) -> None:
+        module = OneCycle()
+        module.interval = interval
+        server = FederatedServer(FedAvg(), local_steps=6, evaluate_every=0)
+        quiet_trainer(server, 3).fit(module, datamodule=classification())
+
+    run("epoch")
+    with pytest.raises(ClientError, match="step"):
+        run("step")
 
 
 def test_accumulation_may_change_by_round() -> None:

@@ -328,9 +328,10 @@ def test_the_users_own_choice_beats_everything(keyless: pytest.MonkeyPatch, offl
 
 
 def test_a_disabled_wandb_writes_no_run(own_wandb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb.teardown()  # it reads the environment only once
     monkeypatch.setenv("WANDB_MODE", "disabled")
     AutoWandbLogger(save_dir=str(own_wandb / "run")).log_metrics({"a": 1.0}, step=0)
-    wandb.finish()
+    wandb.teardown()
     assert list(own_wandb.rglob("*.wandb")) == []
 
 
