@@ -178,6 +178,7 @@ def test_schedulers_by_step_start_anew_in_every_visit(name: str) -> None:
     assert trainer.current_epoch == 3
 
 
+@pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler")
 def test_a_cycle_over_estimated_stepping_batches_is_a_cycle_over_rounds() -> None:
     """As docs/rounds.md says: the estimate counts rounds, so by local step such a cycle ends too early."""
 
