@@ -109,6 +109,7 @@ class FederatedServer(FederatedCallback):
         self.federation: Federation | None = None
         self.report: RoundReport | None = None
         self._trainer: pl.Trainer | None = None
+        self._module: pl.LightningModule | None = None
         self._workspace: Workspace | None = None
         self._restored: dict[str, Any] | None = None
 
@@ -131,11 +132,14 @@ class FederatedServer(FederatedCallback):
             self._trainer = trainer
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
-        if self.federation is not None and self.rounds_done and self._module is not pl_module:
-            raise ValueError(
-                "This trainer has already run rounds on another module, whose clients' state it holds."
-                " Use a new Trainer and a new FederatedServer for a new module."
-            )
+        if self.federation is not None and self.rounds_done:
+            same_clients = set(self.federation.client_ids) == set(trainer.datamodule.client_ids)
+            if self._module is not pl_module or not same_clients:
+                raise ValueError(
+                    f"This trainer has already run {self.rounds_done} rounds with another"
+                    f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
+                    " Use a new Trainer for another federation."
+                )
         equip(trainer, pl_module, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -262,12 +266,11 @@ class FederatedServer(FederatedCallback):
         federation = self.federation
         assert federation is not None
         keep = federation.store if self.buffers == "local" else None
-        self._workspace = workspace = Workspace(trainer)
-        trainer.strategy.lightning_module_state_dict = workspace.state_dict  # saves take the server's weights
-        engine = SequentialEngine(
-            trainer.fit_loop.epoch_loop.client_loop, workspace, federation.layout, federation.rounds_done, keep
-        )
+        workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
+        engine = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
         try:
+            self._workspace = workspace
+            trainer.strategy.lightning_module_state_dict = workspace.state_dict  # saves take the server's weights
             outcome = federation.play(cohort, engine)
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
@@ -277,7 +280,7 @@ class FederatedServer(FederatedCallback):
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()
-            del trainer.strategy.lightning_module_state_dict
+            vars(trainer.strategy).pop("lightning_module_state_dict", None)
             workspace.reset()
             restore_buffers(trainer.lightning_module, federation.buffers)
             self._workspace = None

@@ -270,6 +270,15 @@ def test_a_second_fit_goes_on_with_the_state_of_the_first() -> None:
     assert torch.equal(halves, whole)
 
 
+@pytest.mark.parametrize(("other", "named"), [("module", "module"), ("clients", "set of clients")])
+def test_a_second_fit_of_another_federation_is_refused(other: str, named: str) -> None:
+    module, trainer = Net(), quiet_trainer(server(), 2)
+    trainer.fit(module, datamodule=classification())
+    trainer.fit_loop.max_epochs = 4
+    with pytest.raises(ValueError, match=f"already run 2 rounds with another {named}"):
+        trainer.fit(Net() if other == "module" else module, datamodule=classification(5 if other == "clients" else 4))
+
+
 def test_a_server_in_a_new_trainer_starts_anew() -> None:
     fed = server()
     results = []

@@ -327,12 +327,19 @@ def test_the_users_own_choice_beats_everything(keyless: pytest.MonkeyPatch, offl
     assert AutoWandbLogger(offline=offline)._offline is offline
 
 
-def test_a_disabled_wandb_writes_no_run(own_wandb: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def disabled_wandb(own_wandb: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     wandb.teardown()  # it reads the environment only once
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    AutoWandbLogger(save_dir=str(own_wandb / "run")).log_metrics({"a": 1.0}, step=0)
+    yield own_wandb
+    wandb.finish()
     wandb.teardown()
-    assert list(own_wandb.rglob("*.wandb")) == []
+
+
+def test_a_disabled_wandb_writes_no_run(disabled_wandb: Path) -> None:
+    AutoWandbLogger(save_dir=str(disabled_wandb / "run")).log_metrics({"a": 1.0}, step=0)
+    wandb.finish()
+    assert list(disabled_wandb.rglob("*.wandb")) == []
 
 
 def test_the_automatic_logger_records_a_federated_fit(own_wandb: Path) -> None:
