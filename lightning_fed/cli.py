@@ -11,6 +11,7 @@ from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.equip import settings_of
 from lightning_fed.server import FederatedServer
 
 
@@ -22,8 +23,12 @@ class LogConfig(SaveConfigCallback):
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         text = self.parser.dump(self.config, skip_none=False)
+        config = yaml.safe_load(text)
+        server = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedServer))
+        if stage == "fit":
+            config["federated"] |= settings_of(trainer, server)["federated"]
         for logger in trainer.loggers:
-            logger.log_hyperparams(yaml.safe_load(text))
+            logger.log_hyperparams(config)
         if not trainer.fast_dev_run:
             folder = Path(trainer.default_root_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -32,6 +37,13 @@ class LogConfig(SaveConfigCallback):
 
 class FederatedCLI(LightningCLI):
     """Any LightningModule, any FederatedDataModule, and a FederatedServer built from ``federated:``."""
+
+    def instantiate_classes(self) -> None:
+        """A value that a class refuses is reported like one that the parser refuses."""
+        try:
+            super().instantiate_classes()
+        except (TypeError, ValueError) as error:
+            self.parser.error(str(error))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(FederatedServer, "federated")

@@ -16,18 +16,25 @@ if TYPE_CHECKING:
     from lightning_fed.server import FederatedServer
 
 
+def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Add the figure, which has a state in checkpoints; so it is needed wherever one is loaded."""
+    if not trainer.fast_dev_run and not trainer.barebones:
+        _add(trainer, module, FinalFigure)
+
+
 def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
-    """Add evaluation and figure, show clients in the stock progress bar's place, log the settings."""
+    """Add evaluation, show clients in the stock progress bar's place, keep a last checkpoint, log the settings."""
     if server.evaluate_every and not trainer.barebones:
         _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
-    if server.figure and not trainer.fast_dev_run and not trainer.barebones:
-        _add(trainer, module, FinalFigure)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):
-            bar = FederatedProgressBar(refresh_rate=callback.refresh_rate)
+            position, leave = getattr(callback, "process_position", 0), bool(callback._leave)
+            bar = FederatedProgressBar(callback.refresh_rate, position, leave)
             bar.setup(trainer, module, "fit")
             trainer.callbacks[i] = bar
-        if type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
+        if isinstance(callback, ModelCheckpoint) and trainer.fast_dev_run:
+            callback.save_last = False  # nothing that a later run could take for its own
+        elif type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
             callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
     settings = settings_of(trainer, server)
     for logger in trainer.loggers:

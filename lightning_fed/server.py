@@ -15,7 +15,7 @@ from lightning_fed.callbacks.base import FederatedCallback, notify
 from lightning_fed.checks import check_optimizers, check_setup
 from lightning_fed.core import Algorithm, num_bytes
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.equip import equip
+from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
@@ -124,6 +124,8 @@ class FederatedServer(FederatedCallback):
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.figure:
+            add_figure(trainer, pl_module)
         if stage != "fit":
             return
         check_setup(trainer, pl_module, self)

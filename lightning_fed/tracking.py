@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 import netrc
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
@@ -35,26 +37,31 @@ class AutoWandbLogger(WandbLogger):
         offline: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        offline = not has_wandb_key() if offline is None else offline
+        if offline is None:
+            disabled = os.environ.get("WANDB_MODE") == "disabled"
+            offline = not disabled and not has_wandb_key()
+            kwargs |= {"mode": "disabled"} if disabled else {}
         os.makedirs(save_dir, exist_ok=True)
         super().__init__(project=project, save_dir=save_dir, name=name, offline=offline, **kwargs)
 
 
 def has_wandb_key() -> bool:
-    """Whether W&B could log in: a key in the environment or in netrc, and no mode set against it."""
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return False
+    """Whether W&B could log in: by the mode that is set, else a key in the environment or in netrc."""
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode == "online"
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
         found = netrc.netrc(os.environ.get("NETRC")).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-    return any("wandb" in host for host in found)
+    own_host = urlsplit(os.environ.get("WANDB_BASE_URL", "")).hostname
+    return any("wandb" in host or host == own_host for host in found)
 
 
 def log_table(loggers: Sequence[Logger], name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-    """One row per client, in each logger's own form."""
+    """One row per client, in each logger's own form; what is not known stays blank."""
+    rows = [[None if isinstance(cell, float) and math.isnan(cell) else cell for cell in row] for row in rows]
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb
@@ -111,4 +118,6 @@ def _markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = {
-    "Objective and loss": ("federated/objective", "federated/train_loss", "federated/test_loss"),
-    "Accuracy": ("federated/train_accuracy", "federated/test_accuracy"),
+    "Objective and loss": ("federated/objective", "federated/train_loss", "federated/test_loss", "federated/val_loss"),
+    "Accuracy": ("federated/train_accuracy", "federated/test_accuracy", "federated/val_accuracy"),
 }
 
 

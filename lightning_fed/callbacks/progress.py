@@ -21,6 +21,8 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._visit = None
+        if self._leave:
+            self.train_progress_bar = self.init_train_tqdm()
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         self.train_progress_bar.reset(total=len(cohort))
@@ -47,6 +49,8 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
         objective = trainer.callback_metrics.get("federated/objective")
         known = {} if objective is None else {"objective": f"{float(objective):.4g}"}
         self.train_progress_bar.set_postfix({**known, **self.get_metrics(trainer, pl_module)})
+        if self._leave:
+            self.train_progress_bar.close()
 
     def _show(self) -> None:
         if self.is_disabled or (visit := self._visit) is None:

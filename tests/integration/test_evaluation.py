@@ -317,12 +317,12 @@ def test_train_metrics_in_the_log_do_not_depend_on_evaluation(gradient_mapping: 
 
 @pytest.mark.parametrize("interrupted", ["server", "own"])
 def test_an_exception_in_an_evaluation_leaves_the_servers_model(interrupted: str, tmp_path: Path) -> None:
-    class Breaks(Net):
-        calls = 0
+    calls: list[int] = []  # not in the module, where evaluation takes it back
 
+    class Breaks(Net):
         def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-            self.calls += 1
-            if self.calls == {"server": 2, "own": 6}[interrupted]:
+            calls.append(batch_idx)
+            if len(calls) == {"server": 2, "own": 6}[interrupted]:
                 raise RuntimeError("out of paper")
 
     witness, module = Witness(), Breaks(norm=True)

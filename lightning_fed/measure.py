@@ -1,0 +1,201 @@
+"""Measuring a model on clients' data without leaving a trace in the training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
+from lightning_fed.loops import RoundResults
+from lightning_fed.store import ClientId
+from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.visit import move_batch
+
+if TYPE_CHECKING:
+    from lightning_fed.federation import Federation
+
+_BOOKKEEPING = frozenset(vars(nn.Module()))
+
+
+@dataclass
+class Evaluation:
+    """A model on one client's data: mean loss, accuracy (nan where the module reports none), number of samples."""
+
+    loss: float = math.nan
+    accuracy: float = math.nan
+    examples: int = 0
+
+
+@dataclass
+class ClientEvaluations:
+    """Evaluations by client of one split."""
+
+    by_client: dict[ClientId, Evaluation] = field(default_factory=dict)
+
+    def mean(self, what: str) -> float:
+        """Sample-weighted mean over the clients that report it."""
+        known = [(getattr(e, what), e.examples) for e in self.by_client.values() if not math.isnan(getattr(e, what))]
+        total = sum(examples for _, examples in known)
+        return sum(value * examples for value, examples in known) / total if total else math.nan
+
+
+def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
+    """The model the module holds, on every client's train data and its test (or else validation) data."""
+    data: Any = trainer.datamodule
+    held_out = [split for split in ("test", "val") if data.has_split(split)]
+    with measuring(trainer):
+        return {
+            split: ClientEvaluations({cid: _evaluate(trainer, cid, split) for cid in data.split_ids(split)})
+            for split in ["train", *held_out[:1]]
+        }
+
+
+def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
+    """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
+    module, data, store = trainer.lightning_module, trainer.datamodule, federation.store
+    parameters, buffers = clones(parameters_of(module)), clones(buffers_of(module))
+    found = {}
+    try:
+        with measuring(trainer):
+            for cid in data.split_ids(split):
+                x_i = federation.algorithm.local_model(federation.recall(cid)) if store[cid].visits else None
+                if x_i is not None:
+                    overwrite(parameters_of(module), federation.layout.split(x_i))
+                    restore_buffers(module, {**buffers, **store[cid].buffers})
+                    found[cid] = _evaluate(trainer, cid, split)
+    finally:
+        overwrite(parameters_of(module), parameters)
+        restore_buffers(module, buffers)
+    return found
+
+
+def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
+    """Gradient of the weighted mean of the clients' losses at the model the module holds."""
+    module, data = trainer.lightning_module, trainer.datamodule
+    population = sum(federation.weights.values())
+    step = loss_step(module, "train")
+    assert step is not None
+    gradient = torch.zeros_like(federation.x0)
+    params = [p for p in module.parameters() if p.requires_grad]
+    with measuring(trainer), torch.enable_grad():
+        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        for cid, weight in federation.weights.items():
+            for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, "train")):
+                batch = move_batch(trainer, batch)
+                loss = _loss(_call(trainer, step, batch, batch_idx))
+                share = weight / population * batch_size_of(batch) / data.num_examples(cid)
+                grads = torch.autograd.grad(loss * share, params, allow_unused=True)
+                filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
+                gradient += federation.layout.flatten(dict(zip(federation.layout.names, filled, strict=True)))
+    return gradient
+
+
+def loss_step(module: pl.LightningModule, split: str) -> str | None:
+    """The step whose loss is f_i: on training data what is optimised, on held-out data what validates it."""
+    training = ["training_step"] if module.automatic_optimization else []
+    order = [*training, "validation_step"] if split == "train" else ["validation_step", "test_step", *training]
+    return next((name for name in order if is_overridden(name, module)), None)
+
+
+@contextmanager
+def measuring(trainer: pl.Trainer) -> Iterator[None]:
+    """Evaluation mode; afterwards the module, its metrics, buffers and lists, the log and the RNG are as before."""
+    module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
+    results, current_fx = loop._results, connector._current_fx
+    modes = {m: m.training for m in module.modules()}
+    attributes = {m: _remember(m) for m in module.modules()}
+    buffers = clones(buffers_of(module))
+    module.eval()
+    try:
+        with isolate_rng(), torch.no_grad():
+            yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode
+        for m, remembered in attributes.items():
+            _restore(m, remembered)
+        restore_buffers(module, buffers)
+        loop._results, connector._current_fx = results, current_fx
+
+
+def _remember(module: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Every attribute, and a copy of what it holds where that could be changed in place."""
+    return {key: (value, _copy(value)) for key, value in vars(module).items() if key not in _BOOKKEEPING}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.copy() if type(value) in (list, dict, set) else None
+
+
+def _restore(module: nn.Module, remembered: dict[str, tuple[Any, Any]]) -> None:
+    for key in vars(module).keys() - remembered.keys() - _BOOKKEEPING:
+        del vars(module)[key]
+    for key, (value, copy) in remembered.items():
+        vars(module)[key] = value
+        if isinstance(value, Tensor):
+            with torch.no_grad():
+                value.copy_(copy)
+        elif isinstance(value, list) and copy is not None:
+            value[:] = copy
+        elif copy is not None:
+            value.clear()
+            value.update(copy)
+
+
+def _evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
+    """The model the module holds on one client's data, each client for itself."""
+    module, data = trainer.lightning_module, trainer.datamodule
+    step = loss_step(module, split)
+    if step is None:
+        return Evaluation()
+    trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+    results.complete = True
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.reset()
+    buffers = clones(buffers_of(module))
+    total, examples, reported = 0.0, 0, 0
+    for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, split)):
+        batch = move_batch(trainer, batch)
+        results.batch, results.batch_size = batch, None
+        with torch.set_grad_enabled(step == "training_step"):  # which may differentiate inside itself
+            loss, size = _loss(_call(trainer, step, batch, batch_idx)), batch_size_of(batch)
+        examples += size
+        if loss is not None:
+            total, reported = total + float(loss.detach()) * size, reported + size
+    restore_buffers(module, buffers)
+    logged = {"loss": math.nan, "acc": math.nan, **_logged(results)}
+    return Evaluation(total / reported if reported else logged["loss"], logged["acc"], examples)
+
+
+def _logged(results: RoundResults) -> dict[str, float]:
+    """The first logged metric with "loss", and with "acc", in its name; others may not exist for one client alone."""
+    found = {}
+    for what in ("loss", "acc"):
+        key = next((key for key, metric in results.items() if what in metric.meta.name.lower()), None)
+        if key is not None:
+            value = results._get_cache(results[key], on_step=False)
+            found[what] = math.nan if value is None else float(value)
+    return found
+
+
+def _call(trainer: pl.Trainer, step: str, batch: Any, batch_idx: int) -> Any:
+    wants_index = is_param_in_hook_signature(getattr(trainer.lightning_module, step), "batch_idx", min_args=2)
+    return call_strategy_hook(trainer, step, *([batch, batch_idx] if wants_index else [batch]))
+
+
+def _loss(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    return output.get("loss") if isinstance(output, dict) else None
