@@ -6,6 +6,7 @@ models; :func:`why_not` says what stands in the way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -70,8 +71,8 @@ class LeanStep:
         module, precision = self.module, self.trainer.precision_plugin
         module._current_fx_name = "training_step"
         with precision.train_step_context():
-            output = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
-        loss = output["loss"] if isinstance(output, dict) else output
+            output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
+        loss = output["loss"] if isinstance(output, Mapping) else output
         self.optimizer.zero_grad()
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]

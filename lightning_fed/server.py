@@ -272,7 +272,9 @@ class FederatedServer(FederatedCallback):
         engine = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
         try:
             self._workspace = workspace
-            trainer.strategy.lightning_module_state_dict = workspace.state_dict  # saves take the server's weights
+            vars(trainer.strategy)["lightning_module_state_dict"] = (
+                workspace.state_dict
+            )  # saves hold the server's weights
             outcome = federation.play(cohort, engine)
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:

@@ -38,7 +38,7 @@ class FinalFigure(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._validated = trainer._results.metrics(on_step=False)["callback"]
+            self._validated = trainer.fit_loop.epoch_loop.val_loop._results.metrics(on_step=False)["callback"]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # not trainer.callback_metrics, which also holds what earlier rounds have logged
