@@ -30,6 +30,7 @@ Weights = Literal["uniform", "samples"]
 def record(cls: type[T]) -> type[T]:
     """Frozen dataclass of tensors that torch's transforms see as a tree.
 
+    >>> import torch
     >>> @record
     ... class Pair:
     ...     a: Tensor
@@ -69,6 +70,13 @@ class Broadcast:
     """What most algorithms send down: the model."""
 
     x_bar: Tensor
+
+
+class HasProx(Protocol):
+    """An algorithm with a ``g``."""
+
+    @property
+    def g(self) -> Prox: ...
 
 
 class HasModel(Protocol):
@@ -171,11 +179,11 @@ def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> 
     return {"local": own, "server": server, "centre": centre}[rule]
 
 
-def one_of(owner: object, name: str, choices: tuple[str, ...]) -> None:
+def one_of(owner: object, name: str, choices: tuple[str | bool, ...]) -> None:
     """Refuse a hyper-parameter that is not one of ``choices``."""
     value = getattr(owner, name)
-    if value not in choices:
-        raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(choices)}; got {value!r}.")
+    if value not in choices or type(value) is not type(choices[0]):
+        raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
 
 
 def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: float = float("inf")) -> None:
@@ -186,6 +194,12 @@ def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: 
         wanted = "non-negative" if zero else "positive"
         limit = "" if upper == float("inf") else f" and at most {upper:g}"
         raise ValueError(f"{type(owner).__name__}.{name} must be {wanted}{limit}, got {value!r}. {hint}")
+
+
+def check_g(owner: HasProx) -> None:
+    """Refuse a ``g`` that is not an object of :mod:`lightning_fed.prox`."""
+    if not isinstance(owner.g, Prox):
+        raise TypeError(f"{type(owner).__name__}.g must be a Prox such as L1(1e-4), got {owner.g!r}.")
 
 
 def hyper_parameters(algorithm: object) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from operator import index
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ def derive_seed(*key: int | str) -> int:
     >>> derive_seed(0, 11) == derive_seed(0, 1, 1)
     False
     """
-    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") >> 1
+    plain = tuple(part if isinstance(part, str) else index(part) for part in key)  # numpy's integers print otherwise
+    return int.from_bytes(hashlib.sha256(repr(plain).encode()).digest()[:8], "big") >> 1
 
 
 def numpy_generator(*key: int | str) -> np.random.Generator:

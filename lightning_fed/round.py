@@ -50,6 +50,8 @@ def run_round(
     """
     if not cohort:
         return Outcome(server)
+    if len(set(cohort)) < len(cohort):
+        raise ValueError(f"A cohort names each client once; got {list(cohort)}.")
     down = algorithm.broadcast(server)
     outcome = Outcome(server, bytes_down=len(cohort) * num_bytes(down))
     total, bytes_up = None, 0

@@ -75,6 +75,7 @@ class Uniform(Sampler):
         return np.full(n, self.size / n)
 
     def draw(self, n: int, rng: np.random.Generator) -> list[int]:
+        self.inclusion_probabilities(n)
         return sorted(rng.choice(n, size=self.size, replace=False).tolist())
 
 
@@ -92,11 +93,14 @@ class Bernoulli(Sampler):
     p: float | Sequence[float]
 
     def __post_init__(self) -> None:
-        p = np.atleast_1d(np.asarray(self.p, dtype=float))
+        p = np.asarray(self.p, dtype=float)
+        if p.ndim > 1:
+            raise ValueError(f"Bernoulli.p must be one probability or a list of them, got shape {p.shape}.")
         bad = np.flatnonzero(~((p > 0) & (p <= 1)))
         if bad.size:
-            raise ValueError(f"Bernoulli.p must lie in (0, 1], got {p[bad[0]]} for client {bad[0]}.")
-        if np.ndim(self.p):
+            whose = f" for client {bad[0]}" if p.ndim else ""
+            raise ValueError(f"Bernoulli.p must lie in (0, 1], got {np.atleast_1d(p)[bad[0]]}{whose}.")
+        if p.ndim:
             object.__setattr__(self, "p", tuple(p.tolist()))
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:

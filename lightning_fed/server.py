@@ -124,11 +124,12 @@ class FederatedServer(FederatedCallback):
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            check_setup(trainer, pl_module, self)
         if self.figure:
             add_figure(trainer, pl_module)
         if stage != "fit":
             return
-        check_setup(trainer, pl_module, self)
         if self._trainer is not trainer:
             self._forget()
             self._trainer = trainer

@@ -77,6 +77,8 @@ def simulate(
         raise ValueError("simulate needs at least one client.")
     if (rounds is None) == (cohorts is None):
         raise ValueError("simulate needs either rounds= or cohorts=, not both and not neither.")
+    if cohorts is not None and sampler is not None:
+        raise ValueError("simulate got cohorts= and sampler=. The sampler draws cohorts for rounds=; give one of them.")
     n = len(clients)
     start = _start(x0, clients[0])
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
@@ -102,27 +104,32 @@ def simulate(
 
 
 def _start(x0: Tensor | Sequence[float] | None, client: Loss) -> Tensor:
-    if isinstance(x0, Tensor):
-        return x0
     b = getattr(client, "b", None)
-    if x0 is not None:
-        return torch.as_tensor(x0, dtype=b.dtype if isinstance(b, Tensor) else torch.float64)
-    if not isinstance(b, Tensor):
-        raise ValueError(f"simulate needs x0= for clients of type {type(client).__name__}.")
-    return torch.zeros_like(b)
+    if x0 is None:
+        if not isinstance(b, Tensor):
+            raise ValueError(f"simulate needs x0= for clients of type {type(client).__name__}.")
+        return torch.zeros_like(b)
+    if not isinstance(x0, Tensor) or not x0.is_floating_point():
+        x0 = torch.as_tensor(x0, dtype=b.dtype if isinstance(b, Tensor) else torch.float64)
+    if isinstance(b, Tensor) and x0.shape != b.shape:
+        raise ValueError(f"x0 has shape {tuple(x0.shape)}, the clients' b {tuple(b.shape)}. Give x0 that shape.")
+    return x0
 
 
 def _schedule(
     n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int
 ) -> list[list[int]]:
     if cohorts is None:
-        if not isinstance(rounds, int) or rounds < 0:
+        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
             raise ValueError(f"rounds must be a whole number >= 0, got {rounds!r}.")
         sampler.check(n)
         return [sampler.cohort(n, seed, k) for k in range(rounds)]
-    schedule = [sorted(set(cohort)) for cohort in cohorts]
-    for k, cohort in enumerate(schedule):
-        unknown = [i for i in cohort if i not in range(n)]
-        if unknown:
+    schedule = []
+    for k, cohort in enumerate(cohorts):
+        if not isinstance(cohort, Iterable):
+            raise TypeError(f"cohorts[{k}] is {cohort!r}; a cohort is a set or list of clients, such as {{0, 2}}.")
+        members = set(cohort)
+        if unknown := [i for i in members if i not in range(n)]:
             raise ValueError(f"cohorts[{k}] names client {unknown[0]!r}; clients are 0 to {n - 1}.")
+        schedule.append(sorted(members))
     return schedule

@@ -54,10 +54,7 @@ class MemoryStore:
 
     def state_dict(self) -> dict[ClientId, dict[str, Any]]:
         """Plain tensors and numbers, on the CPU."""
-        return {
-            cid: {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": dict(memory.buffers)}
-            for cid, memory in self._memories.items()
-        }
+        return {cid: _entry(memory) for cid, memory in self._memories.items()}
 
     def load_state_dict(self, saved: Mapping[ClientId, Mapping[str, Any]]) -> None:
         blank = self.fresh()
@@ -65,6 +62,11 @@ class MemoryStore:
             cid: Memory(with_tensors(blank, entry["state"]), entry["visits"], entry["buffers"])
             for cid, entry in saved.items()
         }
+
+
+def _entry(memory: Memory) -> dict[str, Any]:
+    buffers = {name: buffer.cpu() for name, buffer in memory.buffers.items()}
+    return {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": buffers}
 
 
 def tensors_of(state: Any) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from lightning_fed.core import (
     Start,
     Total,
     Weights,
+    check_g,
     one_of,
     positive,
     record,
@@ -80,8 +81,10 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
     def __post_init__(self) -> None:
         positive(self, "eta", "It weighs |x_i - x_bar|^2; start from 1.0.")
         positive(self, "alpha", "1 is plain FedADMM, below 1 is under-relaxed.", upper=2)
+        check_g(self)
         one_of(self, "weights", ("uniform", "samples"))
         one_of(self, "start", ("local", "server", "centre"))
+        one_of(self, "project_initial", (True, False))
 
     def init_server(self, x0: Tensor) -> ServerState:
         return ServerState(x_bar=self.g.prox(x0, 1 / self.eta) if self.project_initial else x0, x_tilde=wide(x0))

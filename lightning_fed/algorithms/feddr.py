@@ -13,6 +13,7 @@ from lightning_fed.core import (
     Start,
     Total,
     Weights,
+    check_g,
     one_of,
     positive,
     record,
@@ -78,6 +79,7 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
     def __post_init__(self) -> None:
         positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")
         positive(self, "alpha", "1 is Douglas-Rachford, 2 Peaceman-Rachford.", upper=2)
+        check_g(self)
         one_of(self, "weights", ("uniform", "samples"))
         one_of(self, "start", ("local", "server", "centre"))
         one_of(self, "init", ("x0", "prox"))

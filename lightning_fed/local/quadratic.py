@@ -42,8 +42,8 @@ class Quadratic:
             )
         if not torch.allclose(self.A, self.A.T):
             raise ValueError("Quadratic needs a symmetric A. Use (A + A.T) / 2, which gives the same function.")
-        if num_examples < 1:
-            raise ValueError(f"Quadratic.num_examples must be at least 1, got {num_examples}.")
+        if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
+            raise ValueError(f"Quadratic.num_examples must be a whole number >= 1, got {num_examples!r}.")
 
     @classmethod
     def scalar(cls, a: float, b: float, num_examples: int = 1) -> Quadratic:
@@ -58,7 +58,9 @@ class Quadratic:
 
 
 def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value
+    return torch.as_tensor(value, dtype=torch.float64)
 
 
 class Solver(Protocol):
@@ -94,8 +96,9 @@ class GradientDescent:
     lr: float
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not self.lr > 0:
-            raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps}, lr={self.lr}.")
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool) and self.steps >= 1
+        if not whole or not 0 < self.lr < float("inf"):
+            raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
         x, losses = start, []

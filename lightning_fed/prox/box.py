@@ -21,8 +21,9 @@ class Box(Prox):
     indicator = True
 
     def __post_init__(self) -> None:
-        if not self.lo <= self.hi:
-            raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}.")
+        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (self.lo, self.hi))
+        if not numbers or not self.lo <= self.hi or self.lo == float("inf") or self.hi == -float("inf"):
+            raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}: numbers with something between.")
 
     def __call__(self, x: Tensor) -> Tensor:
         inside = ((x >= self.lo) & (x <= self.hi)).all(-1)

@@ -189,6 +189,6 @@ def test_one_trainer_does_not_take_a_second_module() -> None:
     trainer = quiet_trainer(server(), 2)
     trainer.fit(Counted(), datamodule=classification())
     trainer.fit_loop.max_epochs, other = 4, Counted()
-    with pytest.raises(ValueError, match=r"already run rounds on another module.*new Trainer"):
+    with pytest.raises(ValueError, match=r"already run 2 rounds with another module.*new Trainer"):
         trainer.fit(other, datamodule=classification())
     assert other.steps == 0

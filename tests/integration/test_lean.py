@@ -102,7 +102,7 @@ class Manual(Net):
         (Net, {"accumulate_grad_batches": 2}, "gradients are accumulated"),
         (Net, {"profiler": SimpleProfiler(dirpath=".", filename="profile")}, "a profiler listens"),
     ],
-    ids=str,
+    ids=["hook", "manual", "accumulation", "profiler"],
 )
 def test_lightnings_own_loop_runs_where(module: Any, options: dict[str, Any], reason: str) -> None:
     assert run(module(), **options)[1] == reason

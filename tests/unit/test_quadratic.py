@@ -54,7 +54,7 @@ def test_an_unsymmetric_matrix_is_refused():
 
 @pytest.mark.parametrize("num_examples", [0, -3])
 def test_a_client_without_samples_is_refused(num_examples):
-    with pytest.raises(ValueError, match=rf"Quadratic\.num_examples must be at least 1, got {num_examples}"):
+    with pytest.raises(ValueError, match=rf"Quadratic\.num_examples must be a whole number >= 1, got {num_examples}"):
         Quadratic.scalar(1.0, 1.0, num_examples)
 
 
