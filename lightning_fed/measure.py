@@ -143,12 +143,12 @@ def _restore(module: nn.Module, remembered: dict[str, tuple[Any, Any]]) -> None:
         del vars(module)[key]
     for key, (value, copy) in remembered.items():
         vars(module)[key] = value
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not torch.equal(value, copy):
             with torch.no_grad():
                 value.copy_(copy)
         elif isinstance(value, list) and copy is not None:
             value[:] = copy
-        elif copy is not None:
+        elif isinstance(value, dict | set) and copy is not None:
             value.clear()
             value.update(copy)
 
