@@ -46,9 +46,7 @@ def main() -> None:
     trainer.fit(MLP(), datamodule=Synthetic(1, 1), ckpt_path="last" if args.resume else None)
     summarise(figure.history, time.monotonic() - began)
     print(f"Figure:     {figure.path}")
-    print(
-        f"Checkpoint: {args.out / 'checkpoints' / 'last.ckpt'}  (go on: python examples/demo.py --resume --rounds 100)"
-    )
+    print(f"Checkpoint: {args.out}/checkpoints/last.ckpt; to go on: make demo ARGS='--resume --rounds 100'")
     if logger.experiment.offline:
         print(f"W&B:        offline; to upload: wandb sync {args.out}/wandb/latest-run")
 
