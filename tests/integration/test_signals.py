@@ -25,6 +25,7 @@ from lightning_fed.callbacks import FederatedCallback
 
 folder, sign = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by whatever a shell runs in the background
 
 class Kill(FederatedCallback):
     def on_client_start(self, trainer, module, visit):
