@@ -38,7 +38,7 @@ def main() -> None:
         enable_model_summary=False,
         callbacks=[
             FederatedServer(FedADMM(eta=1.0), clients_per_round=10, local_steps=300),
-            ModelCheckpoint(args.out / "checkpoints", save_last=True),
+            ModelCheckpoint(args.out / "checkpoints", save_last=True, enable_version_counter=False),
             figure,
         ],
     )

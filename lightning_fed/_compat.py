@@ -49,6 +49,8 @@ __all__ = [
     "is_param_in_hook_signature",
 ]
 
+warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # Lightning and torch about each other
+
 SUPPORTED = (Version("2.6.6"), Version("2.7"))
 
 

@@ -63,7 +63,7 @@ def _check_module(module: pl.LightningModule) -> None:
 
 def _check_data(data: Any, server: FederatedServer) -> None:
     if not isinstance(data, FederatedDataModule):
-        got = "train_dataloaders" if data is None else type(data).__name__
+        got = "no datamodule" if data is None else type(data).__name__
         raise TypeError(
             f"A federated fit needs data split by client: trainer.fit(module, datamodule=FederatedDataModule(...));"
             f" got {got}. FederatedDataModule.from_dataset splits any map-style dataset."
@@ -89,7 +89,7 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
             raise ValueError(
                 f"{name} searches along the plain loss, without the algorithm's penalty. Use line_search_fn=None."
             )
-        lr = max(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
+        lr = max((float(group.get("lr", 0.0)) for group in optimizer.param_groups), default=0.0)
         if name == "SGD" and lr * algorithm.penalty >= 2:
             warnings.warn(
                 f"lr * penalty = {lr:g} * {algorithm.penalty:g} >= 2: plain gradient steps on the augmented Lagrangian"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import yaml
 from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.equip import settings_of
 from lightning_fed.server import FederatedServer
@@ -29,10 +33,16 @@ class LogConfig(SaveConfigCallback):
             config["federated"] |= settings_of(trainer, server)["federated"]
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
-        if not trainer.fast_dev_run:
-            folder = Path(trainer.default_root_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.yaml").write_text(text)
+        if stage == "fit" and not trainer.fast_dev_run:
+            _keep(Path(trainer.default_root_dir), text)
+
+
+def _keep(folder: Path, text: str) -> None:
+    """Write ``config.yaml``; beside an older one of another run as ``config-v1.yaml`` and so on, like checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain(["config.yaml"], (f"config-v{i}.yaml" for i in itertools.count(1)))
+    path = next(path for name in names if not (path := folder / name).exists() or path.read_text() == text)
+    path.write_text(text)
 
 
 class FederatedCLI(LightningCLI):
@@ -47,6 +57,10 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(FederatedServer, "federated")
+
+
+#: imported so that their classes can be given by their short names
+KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
 def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI:
@@ -67,5 +81,7 @@ def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI:
 
 
 def run() -> None:
-    """Console script; the exit status is not the CLI object."""
+    """Console script: finds the user's own modules in the current folder, as ``python -m`` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     main()

@@ -134,6 +134,8 @@ class FederatedDataModule(pl.LightningDataModule):
         >>> data.num_examples(0), len(data.client_dataset(0, "test"))
         (8, 2)
         """
+        if not callable(partition) or isinstance(partition, type):
+            raise TypeError(f"partition must be a Partition such as IID(clients=10), got {partition!r}.")
         fractions = {"test": test_fraction, "val": val_fraction}
         _check_fractions(fractions, kwargs)
         n = num_samples(dataset, "the dataset")

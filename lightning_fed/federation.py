@@ -39,6 +39,7 @@ class Federation:
 
     def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
         self.algorithm = algorithm
+        self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
         self.layout = Layout.of(module)
         self.first = clones(parameters_of(module))
@@ -123,6 +124,7 @@ class Federation:
         return {
             "algorithm": hyper_parameters(self.algorithm),
             "clients": self.client_ids,
+            "examples": [self.examples[cid] for cid in self.client_ids],
             "names": list(self.layout.names),
             "first": {name: t.cpu() for name, t in self.first.items()},
             "server": tensors_of(self.server),
@@ -166,13 +168,19 @@ class Federation:
                 f"The checkpoint was made with another model: its parameters are {_few(theirs_shapes)},"
                 f" this module's are {_few(our_shapes)}."
             )
-        if changed := [name for name in ours if ours[name] != theirs.get(name)]:
-            name = changed[0]
-            warnings.warn(
-                f"Resuming {ours['name']} with {name}={ours[name]!r}; the checkpoint was made with"
-                f" {name}={theirs.get(name)!r}. The run goes on, but is not the one that was interrupted.",
-                stacklevel=2,
-            )
+        counts = dict(zip(saved["clients"], saved["examples"], strict=True))
+        warn_if_changed({**theirs, "samples by client": counts}, {**ours, "samples by client": self.examples})
+
+
+def warn_if_changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Say what is not as it was when the checkpoint was made."""
+    changed = [f"{k}={v!r} (was {theirs.get(k)!r})" for k, v in ours.items() if theirs.get(k) != v]
+    if changed:
+        shown = ", ".join(text if len(text) < 200 else f"{text[:200]}..." for text in changed)
+        warnings.warn(
+            f"Resuming with other settings: {shown}. The run goes on, but is not the one that was interrupted.",
+            stacklevel=2,
+        )
 
 
 def _difference(theirs: Sequence[ClientId], ours: Sequence[ClientId]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import pytorch_lightning as pl
 import torch
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_fed.federation import Federation
 
 _BOOKKEEPING = frozenset(vars(nn.Module()))
+_TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
 
 @dataclass
@@ -101,7 +104,8 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
 
 def loss_step(module: pl.LightningModule, split: str) -> str | None:
     """The step whose loss is f_i: on training data what is optimised, on held-out data what validates it."""
-    training = ["training_step"] if module.automatic_optimization else []
+    usable = module.automatic_optimization and module not in _TRAIN_MODE_ONLY
+    training = ["training_step"] if usable else []
     order = [*training, "validation_step"] if split == "train" else ["validation_step", "test_step", *training]
     return next((name for name in order if is_overridden(name, module)), None)
 
@@ -154,11 +158,27 @@ def _restore(module: nn.Module, remembered: dict[str, tuple[Any, Any]]) -> None:
 
 
 def _evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
-    """The model the module holds on one client's data, each client for itself."""
-    module, data = trainer.lightning_module, trainer.datamodule
+    """The model the module holds on one client's data; by another step where training_step cannot be evaluated."""
+    module = trainer.lightning_module
     step = loss_step(module, split)
     if step is None:
         return Evaluation()
+    try:
+        return _evaluate_by(step, trainer, cid, split)
+    except Exception as error:
+        if step != "training_step":
+            raise
+        warnings.warn(
+            f"{type(module).__name__}.training_step does not work in evaluation mode (client {cid!r}:"
+            f" {type(error).__name__}: {error}). Clients are evaluated by its validation_step instead, if it has one.",
+            stacklevel=2,
+        )
+        _TRAIN_MODE_ONLY.add(module)
+        return _evaluate(trainer, cid, split)
+
+
+def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
+    module, data = trainer.lightning_module, trainer.datamodule
     trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
     results.complete = True
     for metric in module.modules():

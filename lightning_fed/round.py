@@ -56,6 +56,8 @@ def run_round(
     outcome = Outcome(server, bytes_down=len(cohort) * num_bytes(down))
     total, bytes_up = None, 0
     for cid, reply in zip(cohort, engine.ask(algorithm.client_step, map(recall, cohort), down, cohort), strict=True):
+        if not isinstance(reply, Reply):
+            raise TypeError(f"{type(algorithm).__name__}.client_step must return a Reply, got {reply!r}.")
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
         bytes_up += num_bytes(reply.message)
@@ -66,6 +68,8 @@ def run_round(
     weight = sum(weights[cid] for cid in cohort)
     answered = Total(total, weight, len(cohort), sum(weights.values()))
     server = algorithm.server_step(server, answered)
+    if not isinstance(getattr(server, "x_bar", None), Tensor):
+        raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
     return Outcome(
         server, outcome.states, outcome.local_models, outcome.losses, outcome.steps, outcome.bytes_down, bytes_up
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from lightning_fed.checks import check_optimizers, check_setup
 from lightning_fed.core import Algorithm, num_bytes
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.equip import add_figure, equip
-from lightning_fed.federation import Federation
+from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
 from lightning_fed.randomness import seed_global
@@ -174,12 +173,7 @@ class FederatedServer(FederatedCallback):
                 f"The checkpoint was made with seed {self._restored['seed']}, this run has seed {self.seed}: it would"
                 f" not be the same run. Use FederatedServer(seed={self._restored['seed']})."
             )
-        if changed := [k for k, v in self._settings().items() if self._restored["settings"].get(k) != v]:
-            warnings.warn(
-                f"Resuming with {changed[0]}={self._settings()[changed[0]]!r}; the checkpoint was made with"
-                f" {self._restored['settings'].get(changed[0])!r}. The run goes on, but is not the one interrupted.",
-                stacklevel=2,
-            )
+        warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
             federation = self._begin(trainer)
             federation.load_state_dict(saved)

@@ -90,7 +90,10 @@ class ClientLoop(_Loop):
             self.question = None
         mean = float("nan") if total is None else float(total / examples)
         if total is not None and not torch.isfinite(torch.tensor(mean)):
-            raise FloatingPointError(f"the mean loss of {visit.step} local steps is {mean}")
+            raise FloatingPointError(
+                f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
+                " rate, clip gradients, or look at this client's data."
+            )
         return mean, visit.step
 
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:

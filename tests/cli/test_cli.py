@@ -324,3 +324,22 @@ def test_help_is_printed_by_the_module_and_by_the_script() -> None:
         assert process.returncode == 0, err
         assert "usage: lightning-fed" in out
         assert all(word in out for word in ("fit", "validate", "test", "--config"))
+
+
+def test_an_older_config_of_another_run_is_kept(tmp_path: Path) -> None:
+    from lightning_fed.cli import _keep
+
+    for text in ("a: 1", "a: 2", "a: 1"):
+        _keep(tmp_path, text)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "config.yaml": "a: 1",
+        "config-v1.yaml": "a: 2",
+    }
+
+
+def test_classes_go_by_their_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["fit", "--model=MLP", "--data=Synthetic", "--federated.algorithm=FedDR", "--federated.algorithm.g=L1"]
+    with pytest.raises(SystemExit) as done:
+        main([*args, "--print_config"])
+    assert done.value.code == 0
+    assert "class_path: lightning_fed.prox.L1" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from modules import Net, classification, quiet_trainer, x_of
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
@@ -169,10 +170,19 @@ def test_bare_weights_are_refused() -> None:
 
 def test_another_hyper_parameter_is_warned_of() -> None:
     path = saved()
-    with pytest.warns(UserWarning, match=r"Resuming FedADMM with eta=2.0; .* made with eta=1.0.*not the one"):
+    with pytest.warns(UserWarning, match=r"other settings: eta=2.0 \(was 1.0\).*not the one"):
         quiet_trainer(server(FedADMM(eta=2.0)), 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
-    with pytest.warns(UserWarning, match=r"Resuming FedADMM with g=.*L1.*made with g=.*Zero"):
+    with pytest.warns(UserWarning, match=r"other settings: g=.*L1.*was.*Zero"):
         quiet_trainer(server(FedADMM(g=L1(0.1))), 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
+
+
+def test_other_local_work_and_other_data_are_warned_of() -> None:
+    path, other = saved(), FederatedServer(FedADMM(), local_steps=7, buffers="server", evaluate_every=0)
+    with pytest.warns(UserWarning, match=r"local_steps=7 \(was 2\), buffers='server' \(was 'average'\)"):
+        quiet_trainer(other, 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
+    smaller = {f"c{i}": TensorDataset(torch.randn(5, 6), torch.arange(5) % 3) for i in range(4)}
+    with pytest.warns(UserWarning, match=r"samples by client=.*was"):
+        quiet_trainer(server(FedADMM()), 3).fit(Counted(), datamodule=FederatedDataModule(smaller), ckpt_path=path)
 
 
 def test_a_refused_resume_does_not_spoil_the_server() -> None:

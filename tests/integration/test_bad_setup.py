@@ -137,7 +137,7 @@ def test_an_unknown_client_is_named() -> None:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`:UserWarning")
 def test_data_must_be_split_by_client() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(8, 6), torch.zeros(8, dtype=torch.long)), batch_size=4)
-    refuse(TypeError, "got train_dataloaders", "datamodule=FederatedDataModule(...)", train_dataloaders=loader)
+    refuse(TypeError, "got no datamodule", "datamodule=FederatedDataModule(...)", train_dataloaders=loader)
 
     class Central(pl.LightningDataModule):
         def train_dataloader(self) -> Any:

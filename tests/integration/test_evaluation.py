@@ -705,3 +705,35 @@ def test_any_dataset_gives_the_same_numbers_as_tensors_in_memory() -> None:
         trainer.fit(Net(dropout=0.5), datamodule=data)
         found.append({k: v for k, v in metrics_of(trainer).items() if k != "federated/seconds"})
     assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+class Detector(pl.LightningModule):
+    """As torchvision's detectors: losses in training mode, predictions in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
+        logits = self.layer(x)
+        return {"classes": torch.nn.functional.cross_entropy(logits, y)} if self.training else list(logits)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return sum(self(*batch).values())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class ValidatedDetector(Detector):
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return torch.nn.functional.cross_entropy(torch.stack(self(batch[0])), batch[1])
+
+
+@pytest.mark.parametrize(("kind", "measured"), [(Detector, False), (ValidatedDetector, True)])
+def test_a_step_for_training_mode_only_is_evaluated_by_another_or_not_at_all(kind: Any, measured: bool) -> None:
+    trainer = quiet_trainer(server(), 2, limit_val_batches=0)
+    with pytest.warns(UserWarning, match=f"{kind.__name__}.training_step does not work in evaluation mode"):
+        trainer.fit(kind(), datamodule=classification())
+    assert trainer.global_step == 2
+    assert ("federated/objective" in trainer.callback_metrics) == measured

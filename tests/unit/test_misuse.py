@@ -75,3 +75,18 @@ def test_a_g_that_is_no_prox_is_refused(kind: Any, g: Any) -> None:
 def test_wrong_values_are_refused_by_name(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         make()
+
+
+def test_an_algorithm_that_returns_something_else_is_named() -> None:
+    class Forgets(FedADMM):
+        def client_step(self, client: Any, down: Any, local: Any) -> Any:
+            return None
+
+    class Loses(FedADMM):
+        def server_step(self, server: Any, total: Any) -> Any:
+            return {}
+
+    with pytest.raises(TypeError, match="Forgets.client_step must return a Reply, got None"):
+        simulate(Forgets(), [Quadratic.scalar(1, 1)], rounds=1)
+    with pytest.raises(TypeError, match="Loses.server_step must return a record with x_bar, got {}"):
+        simulate(Loses(), [Quadratic.scalar(1, 1)], rounds=1)
