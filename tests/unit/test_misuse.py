@@ -86,7 +86,7 @@ def test_an_algorithm_that_returns_something_else_is_named() -> None:
         def server_step(self, server: Any, total: Any) -> Any:
             return {}
 
-    with pytest.raises(TypeError, match="Forgets.client_step must return a Reply, got None"):
+    with pytest.raises(TypeError, match=r"Forgets.client_step must return a Reply, got None"):
         simulate(Forgets(), [Quadratic.scalar(1, 1)], rounds=1)
-    with pytest.raises(TypeError, match="Loses.server_step must return a record with x_bar, got {}"):
+    with pytest.raises(TypeError, match=r"Loses.server_step must return a record with x_bar, got {}"):
         simulate(Loses(), [Quadratic.scalar(1, 1)], rounds=1)
