@@ -170,6 +170,22 @@ def test_a_save_inside_a_visit_holds_the_server_and_resumes_bitwise(tmp_path: Pa
     assert_same(run(model, ckpt_path=path), whole)
 
 
+@pytest.mark.parametrize("save", ["end of epoch", "end of validation", "end of batch"])
+def test_resume_is_bitwise_when_steps_limit_the_run(save: str, tmp_path: Path) -> None:
+    model, limits = MODELS["plateau scheduler"], {"max_epochs": -1, "max_steps": ROUNDS}
+    with pytest.raises(StopRun):
+        run(model, [SAVES[save](tmp_path), StopAt(3, inside=False)], **limits)
+    assert_same(run(model, [SAVES[save](tmp_path)], ckpt_path="last", **limits), run(model, **limits))
+
+
+def test_resume_is_bitwise_from_a_checkpoint_callback_that_saves_on_exception(tmp_path: Path) -> None:
+    model = MODELS["everything"]
+    save = ModelCheckpoint(tmp_path, "{step}", every_n_epochs=10, save_on_exception=True)
+    with pytest.raises(StopRun):
+        run(model, [save, StopAt(3, inside=True)])
+    assert_same(run(model, ckpt_path=tmp_path / "step=3.ckpt"), run(model))
+
+
 def test_resume_after_the_last_round_runs_more_rounds_when_asked(tmp_path: Path) -> None:
     model = MODELS["everything"]
     run(model, [SAVES["end of epoch"](tmp_path)], max_epochs=3)
