@@ -180,10 +180,13 @@ def test_resume_is_bitwise_when_steps_limit_the_run(save: str, tmp_path: Path) -
 
 def test_resume_is_bitwise_from_a_checkpoint_callback_that_saves_on_exception(tmp_path: Path) -> None:
     model = MODELS["everything"]
-    save = ModelCheckpoint(tmp_path, "{step}", every_n_epochs=10, save_on_exception=True)
+
+    def save() -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path, "{step}", every_n_epochs=10, save_on_exception=True)
+
     with pytest.raises(StopRun):
-        run(model, [save, StopAt(3, inside=True)])
-    assert_same(run(model, ckpt_path=tmp_path / "step=3.ckpt"), run(model))
+        run(model, [save(), StopAt(3, inside=True)])
+    assert_same(run(model, [save()], ckpt_path=tmp_path / "step=3.ckpt"), run(model))
 
 
 def test_resume_after_the_last_round_runs_more_rounds_when_asked(tmp_path: Path) -> None:
