@@ -1,0 +1,48 @@
+"""What classifiers of one label have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fed.core import positive
+
+
+class Classifier(pl.LightningModule):
+    """Cross entropy, plain SGD, and accuracy on train, val and test; a subclass gives ``forward``.
+
+    Args:
+        classes: number of classes.
+        lr: step size of SGD.
+    """
+
+    def __init__(self, classes: int, lr: float) -> None:
+        super().__init__()
+        self.lr = lr
+        positive(self, "lr", "It is the step size of SGD; start from 0.01.")
+        self.train_acc, self.val_acc, self.test_acc = (MulticlassAccuracy(classes, average="micro") for _ in range(3))
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        return self._step(batch, "train", self.train_acc)
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        self._step(batch, "val", self.val_acc)
+
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        self._step(batch, "test", self.test_acc)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def _step(self, batch: Sequence[Tensor], stage: str, accuracy: MulticlassAccuracy) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        accuracy.update(logits, y)
+        self.log(f"{stage}_loss", loss, on_step=False, on_epoch=True, prog_bar=stage == "val", batch_size=len(y))
+        self.log(f"{stage}_acc", accuracy, on_step=False, on_epoch=True, prog_bar=stage == "val", batch_size=len(y))
+        return loss
