@@ -242,7 +242,7 @@ class FederatedServer(FederatedCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
         if not trainer.barebones:
-            self.log_dict({f"federated/{k}": v for k, v in self.report.metrics.items() if v == v}, batch_size=1)
+            self.log_round({f"federated/{name}": value for name, value in self.report.metrics.items()})
         notify(trainer, "on_round_end", self.report)
 
     def on_before_optimizer_step(

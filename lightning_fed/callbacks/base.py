@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
+import torch
 
 if TYPE_CHECKING:
     from lightning_fed.core import Reply
@@ -18,6 +19,11 @@ class FederatedCallback(pl.Callback):
     Lightning's own hooks fire as well: ``on_train_epoch_start``, ``on_train_batch_start`` and their ends once per
     round, gradient hooks such as ``on_before_optimizer_step`` once per local step.
     """
+
+    def log_round(self, metrics: dict[str, float]) -> None:
+        """Log numbers about a round in full precision; what is not a number is left out."""
+        known = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items() if value == value}
+        self.log_dict(known, batch_size=1)
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         """Before the first client of a round; the module holds the server's model."""

@@ -63,7 +63,7 @@ class ClientEvaluation(FederatedCallback):
         splits = evaluate_splits(trainer)
         if evaluate:
             self._evaluated = report.round
-            self.log_dict(self._metrics(trainer, splits), batch_size=1)
+            self.log_round(self._metrics(trainer, splits))
         if table:
             self._log_clients(trainer, splits, report.round)
 
