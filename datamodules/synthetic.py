@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from lightning_fed.core import one_of, positive
+from lightning_fed.arguments import one_of, positive, whole
 from lightning_fed.data import FederatedDataModule
-from lightning_fed.partition import whole
 from lightning_fed.store import ClientId
 
 FEATURES, CLASSES = 60, 10

@@ -179,23 +179,6 @@ def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> 
     return {"local": own, "server": server, "centre": centre}[rule]
 
 
-def one_of(owner: object, name: str, choices: tuple[str | bool, ...]) -> None:
-    """Refuse a hyper-parameter that is not one of ``choices``."""
-    value = getattr(owner, name)
-    if value not in choices or type(value) is not type(choices[0]):
-        raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
-
-
-def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: float = float("inf")) -> None:
-    """Refuse a hyper-parameter that is not a finite number in ``(0, upper]`` (``[0, upper]`` with ``zero``)."""
-    value = getattr(owner, name)
-    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not numeric or not (value >= 0 if zero else value > 0) or value == float("inf") or value > upper:
-        wanted = "non-negative" if zero else "positive"
-        limit = "" if upper == float("inf") else f" and at most {upper:g}"
-        raise ValueError(f"{type(owner).__name__}.{name} must be {wanted}{limit}, got {value!r}. {hint}")
-
-
 def check_g(owner: HasProx) -> None:
     """Refuse a ``g`` that is not an object of :mod:`lightning_fed.prox`."""
     if not isinstance(owner.g, Prox):

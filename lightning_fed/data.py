@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
 from typing_extensions import Self
 
-from lightning_fed.partition import Partition, check_dealt, hold_out, num_samples, whole
+from lightning_fed.arguments import whole
+from lightning_fed.partition import Partition, check_dealt, hold_out, num_samples
 from lightning_fed.randomness import numpy_generator
 from lightning_fed.store import ClientId
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from lightning_fed.core import positive
+from lightning_fed.arguments import is_whole, positive, whole
 from lightning_fed.randomness import numpy_generator
 from lightning_fed.store import ClientId
 
@@ -215,7 +215,7 @@ class Sizes(Partition):
         if not sizes:
             raise ValueError("Sizes.sizes must name at least one client, got none.")
         for i, size in enumerate(sizes):
-            if not (_is_whole(size) or isinstance(size, np.integer)) or size < 1:
+            if not (is_whole(size) or isinstance(size, np.integer)) or size < 1:
                 raise ValueError(f"Sizes.sizes must hold whole numbers >= 1, got {size!r} for client {i}.")
         object.__setattr__(self, "sizes", tuple(int(size) for size in sizes))
         whole(self, "seed")
@@ -327,18 +327,6 @@ def _as_client_id(key: Any, index: int) -> ClientId:
 
 def _by_position(parts: Sequence[NDArray[Any]]) -> dict[ClientId, list[int]]:
     return {i: np.sort(part).tolist() for i, part in enumerate(parts)}
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def whole(owner: object, name: str, minimum: int | None = None) -> None:
-    """Refuse an attribute that is not a whole number, or is below ``minimum``."""
-    value = getattr(owner, name)
-    if not _is_whole(value) or (minimum is not None and value < minimum):
-        bound = "" if minimum is None else f" >= {minimum}"
-        raise ValueError(f"{type(owner).__name__}.{name} must be a whole number{bound}, got {value!r}.")
 
 
 def _enough(partition: Partition, n: int, needed: int, why: str) -> None:

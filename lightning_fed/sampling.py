@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fed.arguments import whole
 from lightning_fed.randomness import numpy_generator
 
 
@@ -66,8 +67,7 @@ class Uniform(Sampler):
     size: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"Uniform.size must be a whole number >= 1, got {self.size!r}.")
+        whole(self, "size", 1)
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:
         if self.size > n:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 from torch.optim import Optimizer
 
+from lightning_fed.arguments import is_whole, one_of, whole
 from lightning_fed.callbacks.base import FederatedCallback, notify
 from lightning_fed.checks import check_optimizers, check_setup
 from lightning_fed.core import Algorithm, num_bytes
@@ -83,24 +84,20 @@ class FederatedServer(FederatedCallback):
             raise TypeError(f"FederatedServer.sampler must be a Sampler such as Uniform(10), got {sampler!r}.")
         if local_steps is not None and local_epochs is not None:
             raise ValueError("Give FederatedServer either local_steps or local_epochs, not both.")
-        counts = {"clients_per_round": clients_per_round, "local_steps": local_steps, "local_epochs": local_epochs}
-        for name, value in counts.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"FederatedServer.{name} must be a whole number >= 1, got {value!r}.")
-        if buffers not in ("average", "server", "local"):
-            raise ValueError(f"FederatedServer.buffers must be average, server or local; got {buffers!r}.")
-        if isinstance(evaluate_every, bool) or not isinstance(evaluate_every, int) or evaluate_every < 0:
-            raise ValueError(f"FederatedServer.evaluate_every must be a whole number >= 0, got {evaluate_every!r}.")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(f"FederatedServer.seed must be a whole number >= 0, got {seed!r}.")
         self.algorithm = algorithm
+        self.clients_per_round = clients_per_round
+        self.local_steps, self.local_epochs = local_steps, local_epochs
+        self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
+        for name in ("clients_per_round", "local_steps", "local_epochs"):
+            whole(self, name, 1, optional=True)
+        whole(self, "evaluate_every", 0)
+        one_of(self, "buffers", ("average", "server", "local"))
+        if local_steps is None and local_epochs is None:
+            self.local_epochs = 1
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
-        self.local_steps = local_steps
-        self.local_epochs = local_epochs if local_steps is not None or local_epochs is not None else 1
-        self.buffers = buffers
-        self.evaluate_every = evaluate_every
-        self.figure = figure
+        if seed is not None and (not is_whole(seed) or seed < 0):
+            raise ValueError(f"FederatedServer.seed must be a whole number >= 0, got {seed!r}.")
         self._given_seed = seed
         self._forget()
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fed.arguments import is_whole
 from lightning_fed.core import Algorithm, Broadcast, Reply
 from lightning_fed.local.quadratic import Exact, Loss, Oracle, Solver
 from lightning_fed.round import Step, run_round
@@ -120,7 +121,7 @@ def _schedule(
     n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int
 ) -> list[list[int]]:
     if cohorts is None:
-        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 0:
+        if not is_whole(rounds) or rounds < 0:
             raise ValueError(f"rounds must be a whole number >= 0, got {rounds!r}.")
         sampler.check(n)
         return [sampler.cohort(n, seed, k) for k in range(rounds)]

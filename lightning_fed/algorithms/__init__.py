@@ -1,4 +1,4 @@
-"""Federated algorithms: one paper, one file. They import `core`, `prox` and torch, nothing else."""
+"""Federated algorithms: one paper, one file. They import `arguments`, `core`, `prox` and torch."""
 
 from lightning_fed.algorithms.fedadmm import FedADMM
 from lightning_fed.algorithms.fedavg import FedAvg

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, Weights, one_of, positive, record, wide
+from lightning_fed.arguments import one_of, positive
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, Weights, record, wide
 
 
 @record

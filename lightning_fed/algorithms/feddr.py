@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from lightning_fed.arguments import one_of, positive
 from lightning_fed.core import (
     Algorithm,
     Broadcast,
@@ -14,8 +15,6 @@ from lightning_fed.core import (
     Total,
     Weights,
     check_g,
-    one_of,
-    positive,
     record,
     start_point,
     wide,

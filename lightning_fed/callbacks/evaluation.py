@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 
+from lightning_fed.arguments import whole
 from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.measure import (
     ClientEvaluations,
@@ -39,11 +40,10 @@ class ClientEvaluation(FederatedCallback):
     """
 
     def __init__(self, every_n_rounds: int = 1, table_every_n_rounds: int = 10, gradient_mapping: bool = False) -> None:
-        for name, value in {"every_n_rounds": every_n_rounds, "table_every_n_rounds": table_every_n_rounds}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"ClientEvaluation.{name} must be a whole number >= 1, got {value!r}.")
         self.every_n_rounds = every_n_rounds
         self.table_every_n_rounds = table_every_n_rounds
+        whole(self, "every_n_rounds", 1)
+        whole(self, "table_every_n_rounds", 1)
         self.gradient_mapping = gradient_mapping
         self._evaluated = self._tabled = -1
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lightning_fed.arguments import is_whole, whole
 from lightning_fed.core import Solution
 
 
@@ -42,8 +43,7 @@ class Quadratic:
             )
         if not torch.allclose(self.A, self.A.T):
             raise ValueError("Quadratic needs a symmetric A. Use (A + A.T) / 2, which gives the same function.")
-        if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
-            raise ValueError(f"Quadratic.num_examples must be a whole number >= 1, got {num_examples!r}.")
+        whole(self, "num_examples", 1)
 
     @classmethod
     def scalar(cls, a: float, b: float, num_examples: int = 1) -> Quadratic:
@@ -96,8 +96,7 @@ class GradientDescent:
     lr: float
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool) and self.steps >= 1
-        if not whole or not 0 < self.lr < float("inf"):
+        if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:

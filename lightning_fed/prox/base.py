@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from lightning_fed.arguments import is_number
+
 
 class Prox(ABC):
     r"""A convex :math:`g` with :math:`\mathrm{prox}_{tg}(v) = \arg\min_x g(x) + \frac1{2t}\|x - v\|^2`.
@@ -25,5 +27,5 @@ class Prox(ABC):
 
 def check_strength(g: object, c: float) -> None:
     """Refuse a strength that would make ``g`` concave or undefined."""
-    if isinstance(c, bool) or not isinstance(c, (int, float)) or not 0 <= c < float("inf"):
+    if not is_number(c) or not 0 <= c < float("inf"):
         raise ValueError(f"{type(g).__name__}.c must be a finite number >= 0, got {c!r}. It is the strength of g.")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_fed.arguments import is_number
 from lightning_fed.prox.base import Prox
 
 
@@ -21,7 +22,7 @@ class Box(Prox):
     indicator = True
 
     def __post_init__(self) -> None:
-        numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (self.lo, self.hi))
+        numbers = is_number(self.lo) and is_number(self.hi)
         if not numbers or not self.lo <= self.hi or self.lo == float("inf") or self.hi == -float("inf"):
             raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}: numbers with something between.")
 

@@ -89,7 +89,9 @@ def test_the_seed_must_be_a_whole_number(value: Any) -> None:
 
 @pytest.mark.parametrize("value", ["mean", "", None, 1])
 def test_the_buffer_policy_must_be_known(value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"buffers must be average, server or local; got {re.escape(repr(value))}"):
+    with pytest.raises(
+        ValueError, match=rf"buffers must be one of average, server, local; got {re.escape(repr(value))}"
+    ):
         FederatedServer(FedADMM(), buffers=value)
 
 

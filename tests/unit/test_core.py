@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_fed.algorithms import FedADMM, FedAvg
+from lightning_fed.arguments import one_of, positive
 from lightning_fed.core import (
     Algorithm,
     Broadcast,
@@ -17,8 +18,6 @@ from lightning_fed.core import (
     add,
     hyper_parameters,
     num_bytes,
-    one_of,
-    positive,
     record,
     scale,
     start_point,
