@@ -27,7 +27,8 @@ def _clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.chdir(tmp_path)
     for name in PRIVATE:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
