@@ -101,7 +101,7 @@ class Local(Protocol):
     def solve(
         self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
     ) -> Solution:
-        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``."""
+        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero."""
         ...
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_fed.core import Algorithm, Broadcast, Reply, Total, add, num_bytes, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, wide
 from lightning_fed.store import ClientId
 
 Step = Callable[..., Reply[Any, Any]]
@@ -55,9 +56,8 @@ def run_round(
     down = algorithm.broadcast(server)
     outcome = Outcome(server, bytes_down=len(cohort) * num_bytes(down))
     total, bytes_up = None, 0
-    for cid, reply in zip(cohort, engine.ask(algorithm.client_step, map(recall, cohort), down, cohort), strict=True):
-        if not isinstance(reply, Reply):
-            raise TypeError(f"{type(algorithm).__name__}.client_step must return a Reply, got {reply!r}.")
+    replies = engine.ask(partial(_client_step, algorithm), map(recall, cohort), down, cohort)
+    for cid, reply in zip(cohort, replies, strict=True):
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
         bytes_up += num_bytes(reply.message)
@@ -70,6 +70,11 @@ def run_round(
     server = algorithm.server_step(server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
-    return Outcome(
-        server, outcome.states, outcome.local_models, outcome.losses, outcome.steps, outcome.bytes_down, bytes_up
-    )
+    return replace(outcome, server=server, bytes_up=bytes_up)
+
+
+def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:
+    reply = algorithm.client_step(client, down, local)
+    if not isinstance(reply, Reply):
+        raise TypeError(f"{type(algorithm).__name__}.client_step must return a Reply, got {reply!r}.")
+    return reply

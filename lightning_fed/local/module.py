@@ -25,7 +25,7 @@ class AugmentedGradient:
     """
 
     def __init__(
-        self, module: pl.LightningModule, layout: Layout, linear: Tensor | None, rho: float, center: Tensor | None
+        self, module: pl.LightningModule, layout: Layout, linear: Tensor | None, rho: float, center: Tensor
     ) -> None:
         self.rho = rho
         constant = _constant(linear, rho, center)
@@ -55,11 +55,10 @@ class AugmentedGradient:
         torch._foreach_add_(grads, [self._constants[id(p)] for p in params])
 
 
-def _constant(linear: Tensor | None, rho: float, center: Tensor | None) -> Tensor | None:
-    pull = -rho * center if rho and center is not None else None
-    if linear is None or pull is None:
-        return linear if pull is None else pull
-    return linear + pull
+def _constant(linear: Tensor | None, rho: float, center: Tensor) -> Tensor | None:
+    if not rho:
+        return linear
+    return -rho * center if linear is None else linear - rho * center
 
 
 class ModuleLocal:
@@ -73,6 +72,7 @@ class ModuleLocal:
     ) -> Solution:
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
+        center = torch.zeros_like(start) if center is None else center
         question = AugmentedGradient(module, self.layout, linear, rho, center)
         loss, steps = self.loop.run(self.visit, question)
         return Solution(self.layout.flatten(parameters_of(module)), loss, steps)

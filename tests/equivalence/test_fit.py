@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed.algorithms.fedavg import Message
 from lightning_fed.callbacks import FederatedCallback
+from lightning_fed.core import Reply
 from lightning_fed.datamodules import Synthetic
+from lightning_fed.engines import ClientError
 from lightning_fed.models import MLP
 from lightning_fed.prox import L1, Box
 from lightning_fed.sampling import Bernoulli, Full, Sampler, Uniform
@@ -77,3 +81,34 @@ def test_fedadmm_and_feddr_coincide_on_the_mlp(start: Any) -> None:
     assert len(admm) == 20
     assert max(float((a - b).abs().max()) for a, b in zip(admm, dr, strict=True)) < 1e-9
     assert float((admm[-1] - admm[0]).abs().max()) > 1e-2
+
+
+@dataclass(frozen=True)
+class Decay(FedAvg):
+    """A question with a penalty but no centre: about zero."""
+
+    def client_step(self, client: Any, down: Any, local: Any) -> Any:
+        sol = local.solve(down.x_bar, rho=0.5)
+        return Reply(client, Message(sol.x - down.x_bar), sol.x)
+
+
+class Forgets(FedAvg):
+    def client_step(self, client: Any, down: Any, local: Any) -> Any:
+        return None
+
+
+def test_an_algorithm_that_returns_no_reply_is_named_in_the_fit_too() -> None:
+    server = FederatedServer(Forgets(), evaluate_every=0)
+    with pytest.raises(ClientError, match=r"round 0, client 0: TypeError: Forgets.client_step must return a Reply"):
+        quiet_trainer(server, 1).fit(LeastSquares(4, LR), datamodule=least_squares()[0])
+
+
+def test_a_penalty_without_a_centre_is_one_about_zero_in_both() -> None:
+    data, quadratics = least_squares()
+    module = LeastSquares(4, LR)
+    x0 = x_of(module)
+    quiet_trainer(FederatedServer(Decay(), local_steps=STEPS, evaluate_every=0), 5).fit(module, datamodule=data)
+    history = simulate(Decay(), quadratics, x0, rounds=5, solver=GradientDescent(STEPS, LR))
+    assert torch.allclose(x_of(module), history.x_bar, atol=1e-10, rtol=0)
+    plain = simulate(FedAvg(), quadratics, x0, rounds=5, solver=GradientDescent(STEPS, LR))
+    assert not torch.allclose(history.x_bar, plain.x_bar, atol=1e-3)

@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from modules import quiet_trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fed.data import FederatedDataModule, TensorLoader, in_memory
@@ -171,14 +171,7 @@ def test_validation_falls_back_to_the_test_data_and_then_to_nothing():
 @pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
 def test_a_plain_trainer_fits_without_validation_data():
     clients = [TensorDataset(torch.randn(5, 4), torch.zeros(5, dtype=torch.long)) for _ in range(2)]
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(rounds=1)
     trainer.fit(MLP((4, 2)), datamodule=FederatedDataModule(clients, batch_size=4))
     assert trainer.global_step == 3  # 10 pooled samples
     assert "val_loss" not in trainer.callback_metrics

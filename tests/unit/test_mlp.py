@@ -3,24 +3,12 @@
 import math
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from modules import quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fed.models import MLP
-
-
-def quiet_trainer(**kwargs):
-    return pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **kwargs,
-    )
 
 
 def loader(dtype=torch.float32):
@@ -61,7 +49,7 @@ def test_the_optimiser_is_plain_sgd():
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.")
 @pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
 def test_a_plain_trainer_logs_loss_and_accuracy_of_all_samples(precision, dtype):
-    trainer, model = quiet_trainer(precision=precision), MLP()
+    trainer, model = quiet_trainer(rounds=1, precision=precision), MLP()
     trainer.fit(model, loader(dtype), loader(dtype))
     assert {"train_loss", "train_acc", "val_loss", "val_acc"} <= set(trainer.callback_metrics)
     assert model.layers[0].weight.dtype == dtype
