@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from modules import quiet_trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fed import FederatedDataModule
 from lightning_fed.callbacks import FederatedCallback
@@ -67,3 +67,24 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys(), f"other names: {left.keys() ^ right.keys()}"
     unlike = [name for name in left if not torch.equal(left[name], right[name])]
     assert not unlike, f"other values: {unlike}"
+
+
+class Plain(pl.LightningModule):
+    """A classifier as anybody would write it, with some dropout."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.net = nn.Sequential(
+                nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)
+            )
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2)

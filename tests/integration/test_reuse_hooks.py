@@ -8,30 +8,11 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from modules import classification, quiet_trainer, x_of
-from reuse import SEED, Visits, alone, assert_same, plainly_trained
-from torch import Tensor, nn
+from reuse import SEED, Plain, Visits, alone, assert_same, plainly_trained
+from torch import Tensor
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
-
-
-class Plain(pl.LightningModule):
-    def __init__(self, norm: bool = False) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.net = nn.Sequential(
-                nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)
-            )
-
-    def loss(self, batch: list[Tensor]) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
-        return self.loss(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.2)
 
 
 class ReturnsDict(Plain):
