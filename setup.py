@@ -7,6 +7,7 @@ setup(
         *find_packages(include=["lightning_fed", "lightning_fed.*"]),
         "lightning_fed.models",
         "lightning_fed.datamodules",
+        "lightning_fed.datamodules.femnist",
         "lightning_fed.configs",
     ],
     package_dir={

@@ -1,0 +1,1 @@
+"""Handwritten characters by writer, from LEAF and other sources."""
