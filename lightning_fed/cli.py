@@ -1,10 +1,14 @@
-"""``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section."""
+"""``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section.
+
+Commands of our own stand beside Lightning's: see :data:`COMMANDS`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +67,30 @@ class FederatedCLI(LightningCLI):
 KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
-def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI:
+#: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.commands.NAME``; with its help
+COMMANDS = {"data": "show what the clients of a federation hold"}
+
+
+def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:
     """Entry point of the command line; ``args`` instead of ``sys.argv``, for tests and notebooks."""
+    words = sys.argv[1:] if args is None else args
+    if isinstance(words, list) and words and words[0] in COMMANDS:
+        import_module(f"lightning_fed.commands.{words[0]}").main(words[1:])
+        return None
+    return build(args, **kwargs)
+
+
+def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwargs: Any) -> FederatedCLI:
+    """Lightning's part of the command line, in the variant ``cli``."""
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-    return FederatedCLI(
+    more = "; ".join(f"lightning-fed {name}: {text}" for name, text in COMMANDS.items())
+    return cli(
         pl.LightningModule,
         FederatedDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed"},
+        parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed", "epilog": f"More commands: {more}."},
         save_config_callback=LogConfig,
         save_config_kwargs={"save_to_log_dir": False},
         args=args,

@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
 from typing_extensions import Self
 
 from lightning_fed.arguments import whole
 from lightning_fed.partition import Partition, check_dealt, hold_out, num_samples
 from lightning_fed.randomness import numpy_generator
 from lightning_fed.store import ClientId
+from lightning_fed.tensors import TensorLoader, in_memory
 
 SPLITS = ("train", "val", "test")
 
 #: One dataset per client; clients of a sequence are called 0, 1, 2, ...
 Federation = Mapping[ClientId, Dataset[Any]] | Sequence[Dataset[Any]]
-
-
-class TensorLoader:
-    """Batches of tensors in memory, as a ``DataLoader`` of a ``TensorDataset`` would collate them, but by one index.
-
-    Args:
-        rows: which rows of the tensors there are; all of them if None.
-        shuffle: every iteration draws a new order, from ``generator``.
-
-    >>> loader = TensorLoader([torch.arange(5)], batch_size=2)
-    >>> [batch[0].tolist() for batch in loader], len(loader)
-    ([[0, 1], [2, 3], [4]], 3)
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        rows: Tensor | None = None,
-        *,
-        batch_size: int,
-        shuffle: bool = False,
-        generator: torch.Generator | None = None,
-        drop_last: bool = False,
-    ) -> None:
-        self.tensors = tuple(tensors)
-        self.rows = torch.arange(len(tensors[0])) if rows is None else rows
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.generator = generator
-        self.drop_last = drop_last
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.rows), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        rows = self.rows
-        if self.shuffle:
-            rows = rows[torch.randperm(len(rows), generator=self.generator)]
-        for batch in torch.split(rows, self.batch_size)[: len(self)]:
-            yield [tensor[batch] for tensor in self.tensors]
 
 
 class FederatedDataModule(pl.LightningDataModule):
@@ -78,12 +37,17 @@ class FederatedDataModule(pl.LightningDataModule):
         num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
         drop_last: leave out a last short batch.
 
+    ``description`` says in a line what the data are, for logs, trackers and figures.
+
     A subclass that has to load its data first leaves ``train`` out and calls :meth:`set_split` in ``setup``.
 
+    >>> from torch.utils.data import TensorDataset
     >>> data = FederatedDataModule({"ann": TensorDataset(torch.zeros(3, 2)), "bob": TensorDataset(torch.ones(5, 2))})
     >>> data.client_ids, data.num_examples("bob")
     (['ann', 'bob'], 5)
     """
+
+    description: str = ""
 
     def __init__(
         self,
@@ -129,6 +93,7 @@ class FederatedDataModule(pl.LightningDataModule):
             seed: of the samples held out.
             kwargs: arguments of the constructor.
 
+        >>> from torch.utils.data import TensorDataset
         >>> from lightning_fed.partition import IID
         >>> pixels = TensorDataset(torch.zeros(20, 2), torch.arange(20))
         >>> data = FederatedDataModule.from_dataset(pixels, IID(clients=2), test_fraction=0.2)
@@ -152,8 +117,12 @@ class FederatedDataModule(pl.LightningDataModule):
         held: dict[str, Any] = {split: clients for split, clients in splits.items() if clients}
         return cls(**held, **kwargs)
 
-    def set_split(self, split: str, datasets: Federation) -> None:
-        """Hand over one split, ``"train"`` first; it is checked here, before any work."""
+    def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
+        """Hand over one split, ``"train"`` first; it is checked here, before any work.
+
+        Args:
+            strangers: whether it may hold data of clients who have none to train on: they are evaluated, not visited.
+        """
         _check_split(split)
         clients = _by_client(split, datasets)
         if split != "train" and "train" not in self.splits:
@@ -162,10 +131,10 @@ class FederatedDataModule(pl.LightningDataModule):
             self._check_client(split, cid, dataset)
         splits = {**self.splits, split: clients}
         for name, members in splits.items():
-            strangers = [cid for cid in members if cid not in splits["train"]]
-            if strangers:
+            unknown = [cid for cid in members if cid not in splits["train"]]
+            if unknown and not strangers:
                 raise ValueError(
-                    f"Client {strangers[0]!r} has {name} data, but no train data ({len(strangers)} such). "
+                    f"Client {unknown[0]!r} has {name} data, but no train data ({len(unknown)} such). "
                     f"It came for {_some(splits['train'])}."
                 )
         self.splits = splits
@@ -261,25 +230,6 @@ class FederatedDataModule(pl.LightningDataModule):
                 f"Client {cid!r} has {n} samples, less than one batch of {self.batch_size}, and drop_last=True would "
                 "leave it without batches. Use drop_last=False or a smaller batch_size."
             )
-
-
-def in_memory(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
-    """The tensors and rows of a ``TensorDataset``, or of a ``Subset`` of one; None for any other dataset.
-
-    >>> whole = TensorDataset(torch.arange(9))
-    >>> in_memory(Subset(Subset(whole, [8, 6, 4]), [2, 0]))[1]
-    tensor([4, 8])
-    """
-    # Exact types: a subclass may change what its samples are, such as by augmenting them.
-    if type(dataset) is TensorDataset:
-        return dataset.tensors, None
-    if type(dataset) is Subset:
-        memory = in_memory(dataset.dataset)
-        if memory is not None:
-            tensors, rows = memory
-            chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
-            return tensors, chosen if rows is None else rows[chosen]
-    return None
 
 
 def _check_split(split: str) -> None:

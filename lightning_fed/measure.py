@@ -69,7 +69,7 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     found = {}
     try:
         with measuring(trainer):
-            for cid in data.split_ids(split):
+            for cid in [cid for cid in data.split_ids(split) if cid in federation.weights]:
                 x_i = federation.algorithm.local_model(federation.recall(cid)) if store[cid].visits else None
                 if x_i is not None:
                     overwrite(parameters_of(module), federation.layout.split(x_i))

@@ -15,13 +15,14 @@ class FemnistCNN(Classifier):
     Args:
         lr: step size of SGD.
         classes: number of characters.
+        log_train: log loss and accuracy of training batches.
 
     >>> sum(p.numel() for p in FemnistCNN().parameters())
     6603710
     """
 
-    def __init__(self, lr: float = 0.01, classes: int = 62) -> None:
-        super().__init__(classes, lr)
+    def __init__(self, lr: float = 0.01, classes: int = 62, log_train: bool = True) -> None:
+        super().__init__(classes, lr, log_train)
         self.save_hyperparameters()
         self.features = nn.Sequential(
             nn.Conv2d(1, 32, 5, padding="same"),

@@ -21,6 +21,7 @@ class MLP(Classifier):
         sizes: number of features, of units in each hidden layer, and of classes; inputs are flattened.
         lr: step size of SGD.
         activation: between the layers.
+        log_train: log loss and accuracy of training batches; costs more than the step itself.
 
     >>> sum(p.numel() for p in MLP().parameters())
     2282
@@ -31,10 +32,11 @@ class MLP(Classifier):
         sizes: Sequence[int] = (60, 32, 10),
         lr: float = 0.01,
         activation: Literal["relu", "tanh"] = "relu",
+        log_train: bool = True,
     ) -> None:
         if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
             raise ValueError(f"MLP.sizes must be two or more whole numbers >= 1, got {sizes!r}. Try (60, 32, 10).")
-        super().__init__(sizes[-1], lr)
+        super().__init__(sizes[-1], lr, log_train)
         self.save_hyperparameters()
         self.sizes, self.activation = tuple(sizes), activation
         one_of(self, "activation", tuple(ACTIVATIONS))

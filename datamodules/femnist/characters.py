@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -107,9 +108,8 @@ def build(
         meta = {"format": FORMAT, "source": source, "fingerprint": fingerprint, "generated": generated, "core": core}
         meta |= _write(scratch, blocks, source)
         (scratch / "meta.json").write_text(json.dumps(meta))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(scratch, folder)
+        with suppress(OSError):  # where another process was faster, its folder is as good
+            os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Characters.open(folder, fingerprint)

@@ -1,0 +1,97 @@
+"""Where characters come from: finds out what lies at a path, converts it once, and opens the cache after that."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from lightning_fed.datamodules.femnist import npz
+from lightning_fed.datamodules.femnist.characters import FORMAT, Block, Characters, DataError, build
+
+log = logging.getLogger(__name__)
+
+READERS: dict[str, Callable[[Path], Iterator[Block]]] = {
+    "npz": npz.read,
+}
+NAMES = {
+    "leaf": "FEMNIST (LEAF JSON)",
+    "npz": "characters by writer (npz)",
+    "parquet": "FEMNIST (parquet)",
+    "nist": "FEMNIST (NIST SD-19)",
+}
+LAYOUTS = "a folder of LEAF JSON, an .npz file, .parquet files, or NIST's by_class and by_write"
+
+#: how much of a large file enters its fingerprint, at each end
+PROBE = 1 << 16
+
+
+def default_cache() -> Path:
+    """``$LIGHTNING_FED_CACHE``, or ``lightning_fed`` in the user's cache folder."""
+    if own := os.environ.get("LIGHTNING_FED_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
+
+
+def load(path: Path, kind: str, cache: Path) -> Characters:
+    """The characters at ``path``, converted if this is the first time."""
+    kind = detect(path) if kind == "auto" else kind
+    mark = fingerprint(path, kind)
+    folder = cache / mark
+    if (folder / "meta.json").exists():
+        return Characters.open(folder, mark)
+    log.info("Converting %s into %s; this happens once.", path, folder)
+    blocks = tqdm(READERS[kind](path), desc=f"Reading {path.name}", unit=" blocks", leave=False)
+    core = npz.core_writers(path) if kind == "npz" else None
+    return build(folder, blocks, source=f"{NAMES[kind]} of {path.name}", fingerprint=mark, core=core)
+
+
+def generate(writers: int, seed: int, cache: Path) -> Characters:
+    """Generated handwriting; see :mod:`~lightning_fed.datamodules.femnist.handwriting`."""
+    from lightning_fed.datamodules.femnist import handwriting
+    mark = f"generated-{handwriting.VERSION}-{FORMAT}-{writers}-{seed}"
+    folder = cache / mark
+    if (folder / "meta.json").exists():
+        return Characters.open(folder, mark)
+    blocks = tqdm(handwriting.write(writers, seed), desc="Writing", total=writers, unit=" writers", leave=False)
+    return build(folder, blocks, source="generated handwriting, not FEMNIST", fingerprint=mark, generated=True)
+
+
+def detect(path: Path) -> str:
+    """Which kind of source lies at ``path``."""
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder. Wanted {LAYOUTS}; no path at all generates data.")
+    if path.is_file():
+        kind = {".npz": "npz", ".parquet": "parquet", ".json": "leaf"}.get(path.suffix)
+    else:
+        kind = next((kind for kind, patterns in _PATTERNS.items() if any(any(path.glob(p)) for p in patterns)), None)
+    if kind is None:
+        raise DataError(f"{path}: found nothing to read in it. Wanted {LAYOUTS}.")
+    return kind
+
+
+_PATTERNS = {
+    "leaf": ("*.json", "train/*.json", "all_data/*.json"),
+    "parquet": ("*.parquet", "data/*.parquet"),
+    "nist": ("by_write*",),
+}
+
+
+def fingerprint(path: Path, kind: str) -> str:
+    """Changes with the names, sizes, times and ends of the files at ``path``; reads little of them."""
+    digest = hashlib.sha256(f"{FORMAT} {kind}".encode())
+    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES[kind]):
+        stat = file.stat()
+        digest.update(repr((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)).encode())
+        with file.open("rb") as opened:
+            digest.update(opened.read(PROBE))
+            opened.seek(max(0, stat.st_size - PROBE))
+            digest.update(opened.read(PROBE))
+    return digest.hexdigest()[:32]
+
+
+_SUFFIXES = {"leaf": {".json"}, "npz": {".npz"}, "parquet": {".parquet"}, "nist": {".zip", ".png"}}

@@ -1,0 +1,111 @@
+"""Samples that are rows of tensors: batches by one index, without worker processes or collation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+#: Makes the tensors of a batch out of the stored ones, such as floats out of bytes.
+Transform = Callable[[list[Tensor]], list[Tensor]]
+
+
+class TensorRows(Dataset[tuple[Tensor, ...]]):
+    """Rows of tensors that are made into samples only when they are wanted; the tensors may be maps of files.
+
+    Args:
+        tensors: with one row per sample, the labels last.
+        rows: which rows of them there are.
+        transform: applied to a batch of rows.
+
+    >>> data = TensorRows([torch.tensor([0, 51, 255], dtype=torch.uint8)], torch.tensor([2, 1]), lambda b: [b[0] / 255])
+    >>> data[0], len(data)
+    ((tensor(1.),), 2)
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Tensor, transform: Transform) -> None:
+        self.tensors, self.rows, self.transform = tuple(tensors), rows, transform
+
+    @property
+    def targets(self) -> Tensor:
+        return self.tensors[-1][self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """Several samples at once, which is how a ``DataLoader`` asks."""
+        rows = self.rows[list(indices)]
+        return list(zip(*self.transform([tensor[rows] for tensor in self.tensors]), strict=True))
+
+
+class TensorLoader:
+    """Batches of tensors in memory, as a ``DataLoader`` of a ``TensorDataset`` would collate them, but by one index.
+
+    Args:
+        rows: which rows of the tensors there are; all of them if None.
+        transform: applied to every batch.
+        shuffle: every iteration draws a new order, from ``generator``.
+
+    >>> loader = TensorLoader([torch.arange(5)], batch_size=2)
+    >>> [batch[0].tolist() for batch in loader], len(loader)
+    ([[0, 1], [2, 3], [4]], 3)
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        rows: Tensor | None = None,
+        transform: Transform | None = None,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        self.tensors = tuple(tensors)
+        self.rows = torch.arange(len(tensors[0])) if rows is None else rows
+        self.transform = transform
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.generator = generator
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.rows), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        rows = self.rows
+        if self.shuffle:
+            rows = rows[torch.randperm(len(rows), generator=self.generator)]
+        for batch in torch.split(rows, self.batch_size)[: len(self)]:
+            tensors = [tensor[batch] for tensor in self.tensors]
+            yield tensors if self.transform is None else self.transform(tensors)
+
+
+def in_memory(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None, Transform | None] | None:
+    """Tensors, rows and transform of a ``TensorDataset`` or ``TensorRows``, or a ``Subset`` of one; None for others.
+
+    >>> whole = TensorDataset(torch.arange(9))
+    >>> in_memory(Subset(Subset(whole, [8, 6, 4]), [2, 0]))[1]
+    tensor([4, 8])
+    """
+    # Exact types: a subclass may change what its samples are, such as by augmenting them.
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None, None
+    if type(dataset) is TensorRows:
+        return dataset.tensors, dataset.rows, dataset.transform
+    if type(dataset) is Subset:
+        memory = in_memory(dataset.dataset)
+        if memory is not None:
+            tensors, rows, transform = memory
+            chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
+            return tensors, chosen if rows is None else rows[chosen], transform
+    return None
