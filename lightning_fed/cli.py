@@ -68,7 +68,10 @@ KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
 #: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.commands.NAME``; with its help
-COMMANDS = {"data": "show what the clients of a federation hold"}
+COMMANDS = {
+    "data": "show what the clients of a federation hold",
+    "reproduce": "run the paper's experiments",
+}
 
 
 def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:

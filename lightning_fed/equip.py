@@ -46,6 +46,7 @@ def settings_of(trainer: pl.Trainer, server: FederatedServer) -> dict[str, Any]:
     data: Any = trainer.datamodule
     return {
         "federated": {
+            **({"data": data.description} if data.description else {}),
             "algorithm": hyper_parameters(server.algorithm),
             "sampler": hyper_parameters(server.sampler),
             "clients": len(data.client_ids),

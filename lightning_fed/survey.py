@@ -11,6 +11,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,9 @@ Reals = NDArray[np.float64]
 #: clients that the heat map shows; of more, evenly spread ones
 MAX_ROWS = 100
 
+#: width and height of an image within its cell of the contact sheet
+TILE = (0.9, 0.72)
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -43,36 +47,36 @@ class Labels:
 
     @property
     def p_i(self) -> Reals:
-        return self.counts / self.counts.sum(axis=1, keepdims=True)
+        return np.asarray(self.counts / self.counts.sum(axis=1, keepdims=True))
 
     @property
     def p(self) -> Reals:
-        return self.counts.sum(axis=0) / self.counts.sum()
+        return np.asarray(self.counts.sum(axis=0) / self.counts.sum())
 
     @property
     def classes(self) -> Counts:
         """Number of different labels that each client has."""
-        return (self.counts > 0).sum(axis=1)
+        return np.asarray((self.counts > 0).sum(axis=1))
 
     @property
     def effective_classes(self) -> Reals:
         r""":math:`\exp(-\sum_c p_{ic} \ln p_{ic})` of each client: k if it has k labels equally often."""
-        return 2 ** _entropy(self.p_i)
+        return np.exp2(_entropy(self.p_i))
 
     @property
     def total_variation(self) -> Reals:
         r""":math:`\frac12 \sum_c |p_{ic} - p_c|` of each client."""
-        return 0.5 * np.abs(self.p_i - self.p).sum(axis=1).clip(0, 2)
+        return np.asarray(0.5 * np.abs(self.p_i - self.p).sum(axis=1)).clip(0, 1)
 
     @property
     def jensen_shannon(self) -> Reals:
         r""":math:`H(\frac{p_i + p}2) - \frac{H(p_i) + H(p)}2` of each client, with the entropy H in bits."""
         mixed = _entropy((self.p_i + self.p) / 2)
-        return (mixed - (_entropy(self.p_i) + _entropy(self.p)) / 2).clip(0, 1)  # rounding may leave -1e-17
+        return np.asarray(mixed - (_entropy(self.p_i) + _entropy(self.p)) / 2).clip(0, 1)  # against rounding
 
 
 def _entropy(p: Reals) -> Reals:
-    return -(p * np.log2(np.where(p > 0, p, 1.0))).sum(axis=-1)
+    return np.asarray(-(p * np.log2(np.where(p > 0, p, 1.0))).sum(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,9 @@ class Survey:
 
     Args:
         title: what the data are: the datamodule's ``description``, else its class.
-        clients: all clients; arrays have one row per client, in this order.
+        clients: all clients, those who train first; arrays have one row per client, in this order.
         samples: for every split the number of samples of each client, 0 where it has none.
-        labels: of the training data; None where there are no classes.
+        labels: of those who train; None where there are no classes.
         note: why there are none.
     """
 
@@ -103,8 +107,8 @@ class Survey:
 
     @property
     def sizes(self) -> Counts:
-        """Training samples of each client."""
-        return self.samples["train"]
+        """Training samples of each client that has any."""
+        return self.samples["train"][: self.clients_per_split["train"]]
 
     @property
     def by_size(self) -> Counts:
@@ -132,12 +136,16 @@ def survey(data: FederatedDataModule) -> Survey:
     >>> found.sizes.tolist(), found.labels.total_variation.tolist()
     ([4, 4], [0.5, 0.5])
     """
-    title, clients = title_of(data), data.client_ids
-    samples = {
-        split: np.array([_size(data, cid, split) for cid in clients]) for split in SPLITS if data.has_split(split)
+    title = title_of(data)
+    sizes = {
+        split: {cid: num_samples(data.client_dataset(cid, split), split) for cid in data.split_ids(split)}
+        for split in SPLITS
+        if data.has_split(split)
     }
+    clients = list(dict.fromkeys([*data.client_ids, *(cid for held in sizes.values() for cid in held)]))
+    samples = {split: np.array([held.get(cid, 0) for cid in clients]) for split, held in sizes.items()}
     try:
-        labels = _count(data, clients)
+        labels = _count(data)
     except ValueError as error:
         return Survey(title, clients, samples, note=str(error))
     return Survey(title, clients, samples, labels)
@@ -148,14 +156,9 @@ def title_of(data: FederatedDataModule) -> str:
     return str(getattr(data, "description", None) or type(data).__name__)
 
 
-def _size(data: FederatedDataModule, cid: ClientId, split: str) -> int:
-    held = data.splits[split].get(cid)
-    return 0 if held is None else num_samples(held, f"{split} data of client {cid!r}")
-
-
-def _count(data: FederatedDataModule, clients: list[ClientId]) -> Labels:
+def _count(data: FederatedDataModule) -> Labels:
     known: dict[int, NDArray[Any]] = {}
-    held = [_read(data.client_dataset(cid), known) for cid in clients]
+    held = [_read(data.client_dataset(cid), known) for cid in data.client_ids]
     pool = np.concatenate(held)
     if np.issubdtype(pool.dtype, np.floating) and not np.array_equal(pool, np.rint(pool)):
         raise ValueError("The targets are real numbers (regression): there are no classes to compare.")
@@ -178,30 +181,33 @@ def _read(dataset: Dataset[Any], known: dict[int, NDArray[Any]]) -> NDArray[Any]
 def table(found: Survey) -> list[list[str]]:
     """A header, then one row per client: its samples in every split, its classes, its distances to the pool."""
     columns: dict[str, Iterable[object]] = {"client": found.clients, **found.samples}
-    if found.labels is not None:
-        columns["classes"] = found.labels.classes
-        columns["total_variation"] = (f"{d:.4f}" for d in found.labels.total_variation)
-        columns["jensen_shannon"] = (f"{d:.4f}" for d in found.labels.jensen_shannon)
-    return [list(columns), *([str(cell) for cell in row] for row in zip(*columns.values(), strict=True))]
+    if (labels := found.labels) is not None:
+        columns["classes"] = labels.classes
+        columns["total_variation"] = (f"{d:.4f}" for d in labels.total_variation)
+        columns["jensen_shannon"] = (f"{d:.4f}" for d in labels.jensen_shannon)
+    rows = zip_longest(*columns.values(), fillvalue="")  # those who do not train have no labels
+    return [list(columns), *([str(cell) for cell in row] for row in rows)]
 
 
 def describe(found: Survey, extremes: int = 5) -> str:
     """The report: the federation, its sizes, its labels, its largest and smallest clients."""
-    totals = [["", *found.samples], ["clients", *_figures(found.clients_per_split)]]
-    totals += [["samples", *_figures(found.samples_per_split)]]
-    parts = [found.title, *_aligned(totals), "", "Training samples per client", *_pairs(_of_sizes(found)), ""]
+    counted = {"clients": found.clients_per_split, "samples": found.samples_per_split}
+    totals = [[name, *(f"{n:,}" for n in by_split.values())] for name, by_split in counted.items()]
+    parts = [found.title, *_aligned([["", *found.samples], *totals]), ""]
+    parts += ["Training samples per client", *_pairs(_of_sizes(found)), ""]
     parts += [f"Labels: {found.note}"] if found.labels is None else ["Labels", *_pairs(_of_labels(found.labels))]
     header, *rows = table(found)
     rows = [rows[i] for i in found.by_size]
     groups = {f"The {extremes} largest clients": rows[:extremes], f"The {extremes} smallest": rows[-extremes:]}
-    for heading, some in groups.items() if len(rows) > 2 * extremes else [("Clients by size", rows)]:
+    for heading, some in (groups if len(rows) > 2 * extremes else {"Clients by size": rows}).items():
         parts += ["", heading, *_aligned([header, *some])]
     return "\n".join(parts)
 
 
 def _of_sizes(found: Survey) -> dict[str, str]:
     return {
-        "min, median, mean, max": _range(found.sizes, mean=True),
+        "min, median, max": _range(found.sizes),
+        "mean": f"{found.sizes.mean():,.1f}",
         "the largest client holds": f"{found.largest_share:.1%}",
         "Gini coefficient": f"{found.gini:.3f} (0: all clients are equally large)",
     }
@@ -217,13 +223,8 @@ def _of_labels(labels: Labels) -> dict[str, str]:
     }
 
 
-def _range(n: Counts, mean: bool = False) -> str:
-    middle = [f"{np.median(n):,.10g}", *([f"{n.mean():,.1f}"] if mean else [])]
-    return ", ".join([f"{n.min():,}", *middle, f"{n.max():,}"])
-
-
-def _figures(values: Mapping[str, int]) -> list[str]:
-    return [f"{value:,}" for value in values.values()]
+def _range(n: Counts) -> str:
+    return f"{n.min():,}, {np.median(n):,.10g}, {n.max():,}"
 
 
 def _pairs(values: Mapping[str, str]) -> list[str]:
@@ -255,30 +256,29 @@ def histograms(found: Survey) -> Figure:
 
 
 def _draw_sizes(axes: Axes, sizes: Counts) -> None:
-    low, high = int(sizes.min()), int(sizes.max())
-    wide = high > 20 * low  # a few large clients would squeeze all others into one bar
-    bins = np.geomspace(low, high + 1, 25) if wide else np.linspace(low - 0.5, high + 0.5, min(25, high - low + 1) + 1)
-    axes.hist(sizes, bins=bins, color="tab:blue", edgecolor="white", linewidth=0.5)
-    axes.axvline(np.median(sizes), color="black", linestyle="--", linewidth=1, label=f"median {np.median(sizes):g}")
-    axes.set(
-        xscale="log" if wide else "linear", xlabel="training samples", ylabel="clients", title="Samples per client"
-    )
+    low, median, high = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
+    bins = np.linspace(low - 0.5, high + 0.5, min(25, high - low + 1) + 1)
+    if high > 10 * median:  # a few large clients would squeeze all others into one bar
+        bins = np.geomspace(low, high + 1, 26)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_minor_formatter("")
+    axes.hist(sizes, bins=bins.tolist(), color="tab:blue", edgecolor="white", linewidth=0.5)
+    axes.axvline(median, color="black", linestyle="--", linewidth=1)
+    axes.set(xlabel="training samples", ylabel="clients", title=f"Samples per client (median {median:,.10g})")
     _finish(axes)
-    axes.legend(frameon=False)
 
 
 def _draw_classes(axes: Axes, labels: Labels) -> None:
     axes.bar(*np.unique(labels.classes, return_counts=True), color="tab:orange", width=0.9)
-    axes.set(
-        xlim=(0.4, len(labels.names) + 0.6), xlabel="different labels", ylabel="clients", title="Classes per client"
-    )
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlim=(0.4, len(labels.names) + 0.6), xlabel="different labels", ylabel="clients")
+    axes.set_title(f"Classes per client (of {len(labels.names)})")
     _finish(axes)
 
 
 def _draw_shares(axes: Axes, labels: Labels, order: Counts) -> None:
     shown = order[_spread(len(order), MAX_ROWS)]
-    image = axes.imshow(labels.p_i[shown], aspect="auto", cmap="magma_r", vmin=0, interpolation="nearest")
+    image = axes.imshow(labels.p_i[shown], aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     some = f"{len(shown)} of {len(order)} clients" if len(shown) < len(order) else "clients"
     step = math.ceil(len(labels.names) / 20)
     axes.set_xticks(range(0, len(labels.names), step), [str(name) for name in labels.names[::step]])
@@ -287,7 +287,11 @@ def _draw_shares(axes: Axes, labels: Labels, order: Counts) -> None:
 
 
 def _finish(axes: Axes) -> None:
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "linear":
+            axis.set_major_locator(MaxNLocator("auto", integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -300,30 +304,35 @@ def contact_sheet(data: FederatedDataModule, clients: int = 10, per_client: int 
     """
     from matplotlib.figure import Figure
 
-    if as_image(data.client_dataset(data.client_ids[0])[0]) is None:
-        return None
     names = [data.client_ids[i] for i in _spread(len(data.client_ids), clients)]
-    figure = Figure(figsize=(1.2 + 0.5 * per_client, 0.7 + 0.66 * len(names)), layout="constrained")
-    figure.suptitle(textwrap.fill(title_of(data), 20 + 6 * per_client))
-    rows = figure.subplots(len(names), per_client, squeeze=False)
-    for cid, row in zip(names, rows, strict=True):
-        _draw_row(row, data.client_dataset(cid), str(cid))
+    held: list[Any] = [data.client_dataset(cid) for cid in names]
+    samples = [[dataset[i] for i in _spread(len(dataset), per_client)] for dataset in held]
+    images = [[image for sample in row if (image := as_image(sample)) is not None] for row in samples]
+    if list(map(len, images)) != list(map(len, samples)):
+        return None
+    columns, (height, width) = max(map(len, samples)), images[0][0].shape[:2]
+    tall = TILE[0] / TILE[1] * height / width  # of a cell, against its width
+    figure = Figure(figsize=(1.2 + 0.5 * columns, 0.5 + 0.5 * tall * len(names)), layout="constrained")
+    figure.suptitle(textwrap.fill(title_of(data), 5 * columns + 20), fontsize=11)
+    axes = figure.subplots()
+    _draw_tiles(axes, images, [[_label(sample) for sample in row] for row in samples])
+    axes.set(xlim=(0, columns), ylim=(len(names), 0), aspect=tall, xticks=[])
+    axes.set_yticks([i + 0.6 for i in range(len(names))], [str(cid)[:24] for cid in names], fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
     return figure
 
 
-def _draw_row(row: NDArray[Any], dataset: Any, name: str) -> None:
-    samples = [dataset[i] for i in _spread(len(dataset), len(row))]
-    images = [as_image(sample) for sample in samples]
-    values = torch.cat([image.flatten() for image in images if image is not None])
-    low, high = values.min(), values.max()
-    row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
-    for axes in row:
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
-    for axes, image, sample in zip(row, images, samples, strict=False):
-        if image is not None:
-            axes.imshow((image - low) / (high - low).clamp(min=1e-12), cmap="gray", vmin=0, vmax=1)
-            axes.set_title(_label(sample), fontsize=7, pad=1.5)
+def _draw_tiles(axes: Axes, images: list[list[Tensor]], labels: list[list[str]]) -> None:
+    """Image j of row i lies in the unit square at (j, i), below its label; all share one scale of grey."""
+    low = min(float(image.min()) for row in images for image in row)
+    high = max(float(image.max()) for row in images for image in row)
+    for i, row in enumerate(images):
+        for j, image in enumerate(row):
+            pixels = ((image - low) / max(high - low, 1e-12)).numpy()
+            extent = (j + (1 - TILE[0]) / 2, j + (1 + TILE[0]) / 2, i + 0.97, i + 0.97 - TILE[1])
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, extent=extent)
+            axes.text(j + 0.5, i + 0.13, labels[i][j], ha="center", va="center", fontsize=7)
 
 
 def as_image(sample: Any) -> Tensor | None:
@@ -334,12 +343,10 @@ def as_image(sample: Any) -> Tensor | None:
     >>> as_image((torch.zeros(784), 3)).shape, as_image((torch.zeros(60), 3))
     (torch.Size([28, 28]), None)
     """
-    entries = (
-        sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, (tuple, list)) else [sample]
-    )
-    x = next((entry.detach().cpu() for entry in entries if isinstance(entry, Tensor)), torch.empty(0))
+    tensors = [entry.detach().cpu() for entry in _entries(sample) if isinstance(entry, Tensor)]
+    x = tensors[0] if tensors else torch.empty(0)
     if x.ndim == 1 and math.isqrt(len(x)) ** 2 == len(x):
-        x = x.reshape(math.isqrt(len(x)), -1)
+        x = x.reshape(math.isqrt(len(x)), math.isqrt(len(x)))
     elif x.ndim == 3 and len(x) in (1, 3):
         x = x[0] if len(x) == 1 else x.permute(1, 2, 0)
     elif x.ndim != 2 or x.shape[0] != x.shape[1]:
@@ -348,19 +355,19 @@ def as_image(sample: Any) -> Tensor | None:
     return x.float() if pixels and min(x.shape[:2]) >= 8 else None
 
 
-def _label(sample: Any) -> str:
-    last = (
-        sample.get("label", "")
-        if isinstance(sample, Mapping)
-        else sample[-1]
-        if isinstance(sample, (tuple, list))
-        else ""
+def _entries(sample: Any) -> list[Any]:
+    return list(
+        sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, (tuple, list)) else [sample]
     )
-    if isinstance(last, Tensor):
-        last = last.item() if last.numel() == 1 else ""
-    return f"{last:.3g}" if isinstance(last, float) else str(last)
+
+
+def _label(sample: Any) -> str:
+    label = sample.get("label") if isinstance(sample, Mapping) else (None, *_entries(sample)[1:])[-1]
+    if isinstance(label, Tensor):
+        label = label.item() if label.numel() == 1 else None
+    return "" if label is None else f"{label:.3g}" if isinstance(label, float) else str(label)
 
 
 def _spread(n: int, wanted: int) -> list[int]:
     """So many of 0, ..., n - 1, evenly spread."""
-    return np.linspace(0, n - 1, min(n, wanted)).round().astype(int).tolist()
+    return [round(i) for i in np.linspace(0, n - 1, min(n, wanted))]

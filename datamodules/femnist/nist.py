@@ -68,17 +68,7 @@ def read(path: Path) -> Iterator[Block]:
             if images:
                 found += len(images)
                 yield Block(writer, np.stack(images), np.array(classes, dtype=np.uint8))
-    if not found:
-        raise DataError(
-            f"{path}: none of the {len(lost)} images of by_write is among the {len(labels)} of by_class. Both must "
-            "come unchanged from the same edition of NIST SD 19, since they are matched by the MD5 of their files."
-        )
-    if lost:
-        warnings.warn(
-            f"{path}: {len(lost)} images of by_write are not in by_class and were left out, the first is {lost[0]}. "
-            "Is by_class complete?",
-            stacklevel=2,
-        )
+    _report(path, found, lost, len(labels))
 
 
 def pixels(data: bytes, where: str) -> Bytes:
@@ -127,6 +117,20 @@ def _labels(path: Path) -> dict[bytes, int]:
                 label = _label(code, path / "by_class" / code)
                 labels.setdefault(_digest(load(f"{code}/{part}/{file}")), label)
     return labels
+
+
+def _report(path: Path, found: int, lost: list[str], classified: int) -> None:
+    if not found:
+        raise DataError(
+            f"{path}: none of the {len(lost)} images of by_write is among the {classified} of by_class. Both must come "
+            "unchanged from the same edition of NIST SD 19, since they are matched by the MD5 of their files."
+        )
+    if lost:
+        warnings.warn(
+            f"{path}: {len(lost)} images of by_write are not in by_class and were left out, the first is {lost[0]}. "
+            "Is by_class complete?",
+            stacklevel=3,
+        )
 
 
 def _label(code: str, where: Path) -> int:

@@ -33,6 +33,8 @@ def read(path: Path) -> Iterator[Block]:
     files = _files(path)
     if not files:
         raise DataError(f"{path}: wanted a .parquet file, or a folder with some, and found none.")
+    if path.is_dir() and (missing := _missing(files)):
+        raise DataError(f"{path}: {missing[0]} is missing, while other parts are there. Download the folder anew.")
     split = _has_split(files, path)
     for file in files:
         for rows in _batches(file):
@@ -41,7 +43,7 @@ def read(path: Path) -> Iterator[Block]:
 
 def download(folder: Path, name: str = "flwrlabs/femnist") -> None:
     """Fetch the Parquet files of a dataset from Hugging Face into ``folder``, unless they are there."""
-    if folder.is_dir() and _files(folder):
+    if (files := _files(folder)) and not _missing(files):
         return
     by_hand = f"Check the network and the name, or put the dataset's .parquet files into {folder} by hand."
     try:
@@ -52,23 +54,26 @@ def download(folder: Path, name: str = "flwrlabs/femnist") -> None:
         snapshot_download(name, repo_type="dataset", allow_patterns="*.parquet", local_dir=str(folder))
     except Exception as error:  # its errors come from requests or httpx, according to its version
         raise DataError(f"The dataset {name!r} could not be downloaded ({error}). {by_hand}") from error
-    if not _files(folder):
-        raise DataError(f"The dataset {name!r} of Hugging Face came without .parquet files. {by_hand}")
+    files = _files(folder)  # without network, an older snapshot may come back as if it were whole
+    if not files or _missing(files):
+        raise DataError(f"The dataset {name!r} came without {(_missing(files) or ['.parquet files'])[0]}. {by_hand}")
 
 
 def _files(path: Path) -> list[Path]:
-    """The Parquet files of a folder and its visible subfolders, all parts of ``<name>-00000-of-00002`` or an error."""
+    """The Parquet file at ``path``, or those of the folder and its visible subfolders."""
     if path.is_file():
         return [path]
-    files = sorted(file for file in path.rglob("*.parquet") if not file.relative_to(path).as_posix().startswith("."))
-    names = {file.name for file in files}
-    for name in sorted(names):
+    return sorted(file for file in path.rglob("*.parquet") if not file.relative_to(path).as_posix().startswith("."))
+
+
+def _missing(files: list[Path]) -> list[str]:
+    """Which parts of ``<name>-00000-of-00002.parquet`` and the like are not there, though others are."""
+    names, wanted = {file.name for file in files}, set()
+    for name in names:
         if numbered := re.fullmatch(r"(.*-)(\d+)-of-(\d+)(.*)", name):
             head, number, total, tail = numbered.groups()
-            wanted = (f"{head}{i:0{len(number)}d}-of-{total}{tail}" for i in range(int(total)))
-            if missing := [part for part in wanted if part not in names]:
-                raise DataError(f"{path}: {missing[0]} is missing, while {name} is there. Download the folder anew.")
-    return files
+            wanted |= {f"{head}{i:0{len(number)}d}-of-{total}{tail}" for i in range(int(total))}
+    return sorted(wanted - names)
 
 
 def _has_split(files: list[Path], path: Path) -> bool:

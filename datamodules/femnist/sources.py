@@ -10,13 +10,16 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from lightning_fed.datamodules.femnist import npz
+from lightning_fed.datamodules.femnist import handwriting, leaf, nist, npz, parquet
 from lightning_fed.datamodules.femnist.characters import FORMAT, Block, Characters, DataError, build
 
 log = logging.getLogger(__name__)
 
 READERS: dict[str, Callable[[Path], Iterator[Block]]] = {
+    "leaf": leaf.read,
     "npz": npz.read,
+    "parquet": parquet.read,
+    "nist": nist.read,
 }
 NAMES = {
     "leaf": "FEMNIST (LEAF JSON)",
@@ -24,6 +27,7 @@ NAMES = {
     "parquet": "FEMNIST (parquet)",
     "nist": "FEMNIST (NIST SD-19)",
 }
+DOWNLOADS: dict[str, Callable[[Path], None]] = {"nist": nist.download, "parquet": parquet.download}
 LAYOUTS = "a folder of LEAF JSON, an .npz file, .parquet files, or NIST's by_class and by_write"
 
 #: how much of a large file enters its fingerprint, at each end
@@ -52,8 +56,9 @@ def load(path: Path, kind: str, cache: Path) -> Characters:
 
 def generate(writers: int, seed: int, cache: Path) -> Characters:
     """Generated handwriting; see :mod:`~lightning_fed.datamodules.femnist.handwriting`."""
-    from lightning_fed.datamodules.femnist import handwriting
-    mark = f"generated-{handwriting.VERSION}-{FORMAT}-{writers}-{seed}"
+    here = Path(handwriting.__file__).parent
+    code = b"".join((here / name).read_bytes() for name in ("handwriting.py", "glyphs.py", "glyphs.txt"))
+    mark = f"generated-{hashlib.sha256(code).hexdigest()[:8]}-{FORMAT}-{writers}-{seed}"
     folder = cache / mark
     if (folder / "meta.json").exists():
         return Characters.open(folder, mark)
@@ -82,16 +87,29 @@ _PATTERNS = {
 
 
 def fingerprint(path: Path, kind: str) -> str:
-    """Changes with the names, sizes, times and ends of the files at ``path``; reads little of them."""
+    """Changes with the names, sizes, times and ends of what is read; reads little of it."""
     digest = hashlib.sha256(f"{FORMAT} {kind}".encode())
-    for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES[kind]):
-        stat = file.stat()
-        digest.update(repr((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)).encode())
-        with file.open("rb") as opened:
-            digest.update(opened.read(PROBE))
-            opened.seek(max(0, stat.st_size - PROBE))
-            digest.update(opened.read(PROBE))
+    for entry in _parts(path, kind):
+        stat = entry.stat()
+        digest.update(repr((str(entry.relative_to(path)), stat.st_size, stat.st_mtime_ns)).encode())
+        if entry.is_file():
+            digest.update(_ends(entry))
     return digest.hexdigest()[:32]
 
 
-_SUFFIXES = {"leaf": {".json"}, "npz": {".npz"}, "parquet": {".parquet"}, "nist": {".zip", ".png"}}
+def _parts(path: Path, kind: str) -> list[Path]:
+    """The files that a source is read from; of an unpacked NIST the folders, which change with their million files."""
+    if path.is_file():
+        return [path]
+    if kind == "leaf":
+        return [file for file, _ in leaf.shards(path)]
+    if kind == "parquet":
+        return sorted(path.rglob("*.parquet"))
+    return sorted(p for p in path.rglob("*") if p.is_dir() or p.suffix == ".zip")
+
+
+def _ends(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        start = opened.read(PROBE)
+        opened.seek(max(0, file.stat().st_size - PROBE))
+        return start + opened.read(PROBE)

@@ -21,7 +21,7 @@ class FinalFigure(pl.Callback):
 
     Args:
         path: PNG to write as well; loggers get the figure anyway.
-        title: heading of the figure.
+        title: heading of the figure; what the data say they are comes below it.
     """
 
     def __init__(self, path: str | Path | None = None, title: str | None = None) -> None:
@@ -58,7 +58,8 @@ class FinalFigure(pl.Callback):
     def _finish(self, trainer: pl.Trainer) -> None:
         if not self.history or not (self.path or trainer.loggers):
             return
-        figure = draw(self.history, self.title)
+        description = getattr(trainer.datamodule, "description", "")
+        figure = draw(self.history, "\n".join(filter(None, [self.title, description])))
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(self.path, dpi=120)

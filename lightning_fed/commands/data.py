@@ -31,7 +31,7 @@ class DataCLI(FederatedCLI):
     """Takes what ``fit`` takes and builds the data alone: a logger would make folders. Only ``data`` is required."""
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.usage = USAGE
+        parser.prog, parser.usage = "lightning-fed data", USAGE
         parser.add_lightning_class_args(pl.Trainer, "trainer")
         parser.add_lightning_class_args(pl.LightningModule, "model", subclass_mode=True, required=False)
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True, required=False)
@@ -42,15 +42,15 @@ class DataCLI(FederatedCLI):
         parser.add_method_arguments(pl.Trainer, "fit", skip=self.subcommands()["fit"])  # ckpt_path and the like
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        self.config = parser.parse_args(args)
+        self.config = parser.parse_args(args)  # type: ignore[arg-type]  # main gives a list
         if self.config.data is None:
             parser.error("There are no data. Give a --config with a `data:` section, or --data=CLASS.")
 
     def instantiate_classes(self) -> None:
         try:
-            self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data
+            self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
-            self.parser.error(str(error))
+            self.parser.error(str(error.__cause__ or error))  # jsonargparse wraps what the class itself has raised
 
 
 def main(args: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
+import torch
 import wandb
 from pytorch_lightning.callbacks import ModelCheckpoint
 
@@ -38,6 +39,7 @@ class Run:
 
     Args:
         label: of the algorithm, for folders and figures.
+        threads: of torch, for this run; None leaves them as they are.
         keep_checkpoint: also after the last round, to go on with more rounds one day.
     """
 
@@ -49,6 +51,7 @@ class Run:
     rounds: int = 100
     local_steps: int = 300
     dtype: Dtype = "float64"
+    threads: int | None = None
     keep_checkpoint: bool = False
 
     @property
@@ -71,6 +74,13 @@ class Run:
     def done(self) -> bool:
         return len(self.history()) >= self.rounds and self.facts().get("finished", 0) >= self.rounds
 
+    def resumes_at(self) -> int:
+        """Rounds that need not be run again."""
+        if not self.checkpoint.exists():
+            return 0
+        loaded = torch.load(self.checkpoint, map_location="cpu", mmap=True, weights_only=False)
+        return int(loaded["epoch"])
+
     def x_bar(self, round: int) -> np.ndarray[Any, np.dtype[Any]] | None:
         """The server's model after ``round`` rounds, if it was kept."""
         path = self._x_bar_path(round)
@@ -83,14 +93,16 @@ class Run:
 
     def go(self, tick: Callable[[float], None] = lambda rounds: None) -> None:
         """Run what is missing of it; ``tick`` is told about fractions of rounds as they pass."""
-        self._check_same()
+        self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         pl.seed_everything(self.seed, verbose=False)
         data = self.setting.data(self.seed, self.dtype)
         data.prepare_data()
         data.setup("fit")
         self._write_facts({**self._settings(), "data": data.description or self.setting.name})
-        figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.facts()['data']}")
+        figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
         trainer = pl.Trainer(
             max_epochs=self.rounds,
             precision="64-true" if self.dtype == "float64" else "32-true",
@@ -152,7 +164,8 @@ class Run:
             "dtype": self.dtype,
         }
 
-    def _check_same(self) -> None:
+    def check(self) -> None:
+        """Refuse a folder that holds a run with other settings."""
         wanted = json.loads(json.dumps(self._settings(), default=str))
         for name, before in self.facts().items():
             if name in wanted and wanted[name] != before:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw
 
 from lightning_fed.datamodules.femnist import nist
@@ -263,10 +264,11 @@ def test_a_connection_that_breaks_leaves_nothing_half(tmp_path: Path, serve) -> 
 
 
 def test_an_interrupt_leaves_nothing_half(tmp_path: Path, serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(file: Path) -> bool:
-        raise KeyboardInterrupt
+    class Interrupted(torch.hub.tqdm):
+        def update(self, n: float | None = 1) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(zipfile, "is_zipfile", interrupt)
+    monkeypatch.setattr(torch.hub, "tqdm", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         nist.download(tmp_path / "sd19", serve(Handler))
     assert os.listdir(tmp_path / "sd19") == []
