@@ -291,7 +291,7 @@ def _finish(axes: Axes) -> None:
 
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "linear":
-            axis.set_major_locator(MaxNLocator("auto", integer=True))
+            axis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

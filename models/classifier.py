@@ -49,3 +49,13 @@ class Classifier(pl.LightningModule):
         self.log(f"{stage}_loss", loss, on_step=False, on_epoch=True, prog_bar=stage == "val", batch_size=len(y))
         self.log(f"{stage}_acc", accuracy, on_step=False, on_epoch=True, prog_bar=stage == "val", batch_size=len(y))
         return loss
+
+
+def glorot(module: nn.Module) -> nn.Module:
+    """The module, with Glorot-uniform weights and zero biases in all its linear and convolutional layers."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return module

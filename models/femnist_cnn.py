@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_fed.models.classifier import Classifier
+from lightning_fed.models.classifier import Classifier, glorot
 
 
 class FemnistCNN(Classifier):
     """Two 5x5 convolutions with pooling, one hidden layer of 2048, 62 characters; for 28x28 images in one channel.
 
-    Images may come flat, as LEAF stores them. No dropout, no normalisation.
+    Images may come flat, as LEAF stores them. No dropout, no normalisation; weights are Glorot-uniform and biases zero,
+    which is what TensorFlow's layers give LEAF.
 
     Args:
         lr: step size of SGD.
@@ -33,6 +34,7 @@ class FemnistCNN(Classifier):
             nn.MaxPool2d(2),
         )
         self.head = nn.Sequential(nn.Linear(64 * 7 * 7, 2048), nn.ReLU(), nn.Linear(2048, classes))
+        glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x.reshape(-1, 1, 28, 28)).flatten(1))

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from lightning_fed.arguments import one_of
-from lightning_fed.models.classifier import Classifier
+from lightning_fed.models.classifier import Classifier, glorot
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -42,15 +42,9 @@ class MLP(Classifier):
         one_of(self, "activation", tuple(ACTIVATIONS))
         self.layers = nn.Sequential()
         for fan_in, fan_out in pairwise(self.sizes):
-            self.layers.extend([_glorot(nn.Linear(fan_in, fan_out)), ACTIVATIONS[activation]()])
+            self.layers.extend([glorot(nn.Linear(fan_in, fan_out)), ACTIVATIONS[activation]()])
         del self.layers[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.layers(x.flatten(1))
         return logits
-
-
-def _glorot(layer: nn.Linear) -> nn.Linear:
-    nn.init.xavier_uniform_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer

@@ -29,6 +29,7 @@ def _clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.delenv(name, raising=False)
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(tmp_path / "cache"))
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -163,6 +163,8 @@ def check(block: Block, source: str) -> None:
     """Refuse a block that a reader should not have let through."""
     where = f"{source}, writer {block.writer!r}"
     k = len(block.labels)
+    if block.labels.ndim != 1:
+        raise DataError(f"{where}: labels came in the shape {block.labels.shape}, not one after the other.")
     if not k:
         raise DataError(f"{where}: has no characters.")
     if block.images.shape != (k, PIXELS):
@@ -195,11 +197,21 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         meta: dict[str, Any] = json.loads(path.read_text())
         if meta["format"] != FORMAT:
             raise DataError(f"{path}: this cache has format {meta['format']}, wanted {FORMAT}. Delete the folder.")
+        _check_meta(meta)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: this cache is damaged ({error}). Delete the folder; it is then made anew.") from error
     return meta
+
+
+def _check_meta(meta: dict[str, Any]) -> None:
+    if missing := {"source", "fingerprint", "generated", "core", "writers", "counts", "split"} - set(meta):
+        raise ValueError(f"{min(missing)} is missing")
+    writers, counts, core = meta["writers"], meta["counts"], meta["core"]
+    whole = len(writers) == len(set(writers)) == len(counts) > 0 and set(core or ()) <= set(writers)
+    if not whole or not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ValueError("writers, counts and core do not belong together")
 
 
 def _map(path: Path, shape: tuple[int, ...]) -> Bytes:

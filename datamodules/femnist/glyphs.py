@@ -28,6 +28,7 @@ class Glyphs:
         drawn: shape (g, k - 1): a line goes from point j to point j + 1.
         lifted: shape (g, k - 1): the pen moves from point j to point j + 1 in the air.
         corner: shape (g, k).
+        stroke: shape (g, k), the number of the stroke that a point belongs to.
     """
 
     character: NDArray[np.int64]
@@ -36,6 +37,7 @@ class Glyphs:
     drawn: NDArray[np.bool_]
     lifted: NDArray[np.bool_]
     corner: NDArray[np.bool_]
+    stroke: NDArray[np.int64]
 
 
 def parse(line: str) -> tuple[str, float, list[Stroke]]:
@@ -74,4 +76,5 @@ def glyphs() -> Glyphs:
         drawn=drawn & ~lifted,
         lifted=lifted,
         corner=points[:, :, 2] > 0,
+        stroke=np.pad(lifted.cumsum(axis=1), ((0, 0), (1, 0))),
     )

@@ -30,6 +30,7 @@ RATES = dict(zip("0123456789", [40.0] * 10, strict=True)) | {
     **dict(zip("nopqrstuvwxyz", (13, 3, 3, 3, 16, 3, 21, 3, 3, 3, 3, 3, 3), strict=True)),
 }
 DIGITS, CAPITALS, SMALL = slice(0, 10), slice(10, 36), slice(36, 62)
+DOTTED = [ALPHABET.index(character) for character in "ij"]
 
 #: longest side that a skeleton may have, with its pen, in pixels
 ROOM = 25.0
@@ -96,6 +97,7 @@ class Hand:
         favourite: shape (62,), the usual allograph of every character, a row of the glyphs.
         faithful: probability that it is taken.
         bend: displacement of the points of every allograph, shape (g, k, 2).
+        corner: which points are corners, shape (g, k); a fluent writer rounds some that the skeletons have.
         aspect: width over height, shape (62,).
         height: of a capital, in pixels.
         digit: height of digits, beside capitals.
@@ -113,6 +115,7 @@ class Hand:
     favourite: Ints
     faithful: float
     bend: Floats
+    corner: NDArray[np.bool_]
     aspect: Floats
     height: float
     digit: float
@@ -131,13 +134,16 @@ class Hand:
     @classmethod
     def draw(cls, rng: Rng) -> Hand:
         points = glyphs().points
-        bend = rng.normal(0, 3.0, points.shape) + _waves(rng, len(points), 5.0)(points)
+        bend = rng.normal(0, 2.5, points.shape) + _waves(rng, len(points), 5.0)(points)
+        bend += _shifts(rng, glyphs().stroke, 4.0)
+        height = rng.uniform(11, 18.5)
         return cls(
             favourite=_favourites(rng),
             faithful=rng.uniform(0.8, 1.0),
             bend=bend,
+            corner=glyphs().corner & (rng.random(points.shape[:2]) > rng.beta(0.5, 4.0)),
             aspect=rng.lognormal(0.08, 0.18) * rng.lognormal(0, 0.12, CLASSES),
-            height=rng.uniform(11, 18.5),
+            height=height,
             digit=min(1.2, rng.lognormal(-0.1, 0.18)),
             body=rng.lognormal(0, 0.15),
             ascent=rng.lognormal(-0.1, 0.2),
@@ -146,8 +152,8 @@ class Hand:
             turn=rng.normal(0, 0.05),
             roundness=rng.uniform(0.7, 1.25),
             linked=rng.beta(0.4, 5.0),
-            unsteady=rng.lognormal(0.55, 0.35),
-            pen=float(np.clip(rng.lognormal(0.83, 0.18), 1.6, 3.4)),
+            unsteady=rng.lognormal(0.3, 0.35),
+            pen=float(np.clip(rng.lognormal(0.83, 0.16) * (height / 15) ** 0.4, 1.5, 3.4)),
             dark=1 - abs(rng.normal(0, 0.08)),
             soft=rng.uniform(0.8, 1.6),
         )
@@ -162,7 +168,8 @@ def _pick(rng: Rng, labels: Ints) -> Ints:
     """An allograph for every label: the least of exponential waiting times comes first in proportion to its weight."""
     g = glyphs()
     waiting = rng.exponential(size=(len(labels), len(g.weight))) / g.weight
-    return np.where(g.character == labels[:, None], waiting, np.inf).argmin(axis=1)
+    chosen: Ints = np.where(g.character == labels[:, None], waiting, np.inf).argmin(axis=1)
+    return chosen
 
 
 class _waves:  # noqa: N801 - a function with parameters
@@ -180,7 +187,8 @@ class _waves:  # noqa: N801 - a function with parameters
     def of(self, row: Ints, points: Floats) -> Floats:
         """Displacements of points of shape (m, 2), each in the field of its row."""
         angle = np.einsum("mi,mij->mj", points, self.vector[row]) + self.phase[row]
-        return np.einsum("mi,mij->mj", np.sin(angle), self.size[row])
+        moved: Floats = np.einsum("mi,mij->mj", np.sin(angle), self.size[row])
+        return moved
 
 
 class Curves(NamedTuple):
@@ -195,14 +203,34 @@ def _draw(rng: Rng, hand: Hand, labels: Ints) -> Bytes:
     g = glyphs()
     chosen = np.where(rng.random(len(labels)) < hand.faithful, hand.favourite[labels], _pick(rng, labels))
     points = g.points[chosen] + hand.bend[chosen] + rng.normal(0, hand.unsteady, (len(labels), *g.points.shape[1:]))
-    points = _proportions(hand, labels, points)
-    linked = g.lifted[chosen] & (rng.random((len(labels), 1)) < hand.linked)
-    corner = g.corner[chosen]
+    points += _shifts(rng, g.stroke[chosen], 1.2 * hand.unsteady)
+    points = _proportions(hand, labels, _overshoot(rng, points, g.drawn[chosen], 0.05 * hand.unsteady))
+    linked = g.lifted[chosen] & (rng.random((len(labels), 1)) < hand.linked) & ~np.isin(labels, DOTTED)[:, None]
+    corner = hand.corner[chosen]
     corner[:, :-1] |= linked
     corner[:, 1:] |= linked
     curves = _curves(points, g.drawn[chosen] | linked, corner, hand)
     curves = _place(rng, hand, curves, len(labels))
     return _ink(hand, curves, len(labels))
+
+
+def _shifts(rng: Rng, stroke: Ints, size: float) -> Floats:
+    """Displacements of whole strokes, for every point; the first stroke stays."""
+    shifts = rng.normal(0, size, (len(stroke), stroke.max() + 1, 2))
+    shifts[:, 0] = 0
+    return shifts[np.arange(len(stroke))[:, None], stroke]
+
+
+def _overshoot(rng: Rng, points: Floats, drawn: NDArray[np.bool_], size: float) -> Floats:
+    """Let strokes start and end too early or too late, by a share of their first and last step."""
+    step = np.diff(points, axis=1)
+    off = np.zeros((len(drawn), 1), dtype=bool)
+    starts, ends = drawn & ~np.hstack([off, drawn[:, :-1]]), drawn & ~np.hstack([drawn[:, 1:], off])
+    early, late = rng.normal(0, size, (2, *drawn.shape))
+    points = points.copy()
+    points[:, :-1] -= np.where(starts, early, 0)[..., None] * step
+    points[:, 1:] += np.where(ends, late, 0)[..., None] * step
+    return points
 
 
 def _proportions(hand: Hand, labels: Ints, points: Floats) -> Floats:

@@ -141,7 +141,7 @@ def loads(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         try:
-            return json.loads(text)
+            return json.loads(text.decode())  # of bytes it would guess the encoding
         except ValueError as error:
             raise JsonError(f"it is not JSON: {error}") from error
 

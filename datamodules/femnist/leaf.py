@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def read_shard(file: Path) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.
                     where = f"{file}, after user {user!r}"
                 where = f"{file}"
             stream.close()
-    except (JsonError, RecursionError) as error:
+    except (JsonError, RecursionError, OSError) as error:
         raise DataError(f"{where}: {error}.") from error
     _compare(file, contents, found)
 
@@ -84,11 +85,11 @@ def _user(file: Path, user: str, data: Any) -> tuple[NDArray[np.uint8], NDArray[
     for i, image in enumerate(x):
         if not isinstance(image, list) or len(image) != PIXELS:
             raise DataError(f"{where}: image {i} must be {PIXELS} numbers, got {_kind(image)}.")
-    pixels = _numbers(where, "x", x)
+    pixels = _numbers(where, "x", x, rows=x)
     if not ((pixels >= 0) & (pixels <= 1)).all():
         i, j = np.argwhere(~((pixels >= 0) & (pixels <= 1)))[0]
         raise DataError(f"{where}: pixel {j} of image {i} is {pixels[i, j]}; pixels lie in [0, 1].")
-    labels = _numbers(where, "y", y)
+    labels = _numbers(where, "y", y, rows=[y])
     wrong = ~((labels >= 0) & (labels < CLASSES) & (labels == np.rint(labels)))
     if wrong.any():
         raise DataError(f"{where}: label {labels[wrong][0]:g} is not one of 0 to {CLASSES - 1}.")
@@ -99,14 +100,13 @@ def _user(file: Path, user: str, data: Any) -> tuple[NDArray[np.uint8], NDArray[
     return levels.astype(np.uint8), labels.astype(np.uint8)
 
 
-def _numbers(where: str, name: str, values: list[Any]) -> NDArray[np.float64]:
+def _numbers(where: str, name: str, values: list[Any], rows: list[list[Any]]) -> NDArray[np.float64]:
     try:
-        array = np.asarray(values)
-    except ValueError:
-        array = np.asarray(None)
-    if array.dtype.kind not in "iuf":
-        raise DataError(f"{where}: {name} must hold numbers only.")
-    return array.astype(np.float64)
+        if set(map(type, chain.from_iterable(rows))) <= {int, float}:  # numpy would take True for 1
+            return np.asarray(values, dtype=np.float64)
+    except OverflowError:
+        pass
+    raise DataError(f"{where}: {name} must hold numbers only.")
 
 
 def _compare(file: Path, contents: dict[str, Any], found: dict[str, int]) -> None:
@@ -115,7 +115,9 @@ def _compare(file: Path, contents: dict[str, Any], found: dict[str, int]) -> Non
     users, counts = contents.get("users", list(found)), contents.get("num_samples", list(found.values()))
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
         raise DataError(f"{file}: 'users' and 'num_samples' must be lists of one length.")
-    if len(set(map(str, users))) != len(users):
+    if wrong := [user for user in users if not isinstance(user, str)]:
+        raise DataError(f"{file}: 'users' must hold names, got {_kind(wrong[0])}.")
+    if len(set(users)) != len(users):
         twice = next(user for i, user in enumerate(users) if user in users[:i])
         raise DataError(f"{file}, user {twice!r}: is named twice in 'users'.")
     for user, count in zip(users, counts, strict=True):
