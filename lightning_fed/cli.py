@@ -19,6 +19,7 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.datamodules.femnist.characters import DataError
 from lightning_fed.equip import settings_of
 from lightning_fed.server import FederatedServer
 
@@ -105,4 +106,8 @@ def run() -> None:
     """Console script: finds the user's own modules in the current folder, as ``python -m`` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    main()
+    try:
+        main()
+    except DataError as error:
+        print(f"lightning-fed: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

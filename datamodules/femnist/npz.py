@@ -5,7 +5,6 @@ Optional are ``is_test``, one mark per character, and ``writer_core``, one mark 
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,21 +38,30 @@ def _load(path: Path, small: bool = False) -> dict[str, NDArray[Any]]:
     wanted = ["writer_names"] if small else ["images", "labels", "writer", "writer_names"]
     optional = ["writer_core"] if small else ["is_test", "writer_core"]
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here: numpy leaves the file of a damaged archive open
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [name for name in wanted if name not in file]
             if missing:
                 raise DataError(f"{path}: has no array {missing[0]!r}; it has {', '.join(file.files) or 'none'}.")
-            arrays = {name: file[name] for name in [*wanted, *optional] if name in file}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
-        if isinstance(error, DataError):
-            raise
+            arrays = {name: np.asanyarray(file[name]) for name in [*wanted, *optional] if name in file}
+    except DataError:
+        raise
+    except Exception as error:  # there is hardly one that a damaged archive does not raise
         raise DataError(f"{path}: cannot be read as npz ({error}).") from error
+    _check_writers(path, arrays)
     if not small:
-        _check(path, arrays)
+        _check_characters(path, arrays)
     return arrays
 
 
-def _check(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+def _check_writers(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    names = arrays["writer_names"]
+    if names.ndim != 1 or names.dtype.kind != "U" or not 0 < len(names) == len(set(names.tolist())):
+        raise DataError(f"{path}: writer_names must be different strings, got {names.dtype} of shape {names.shape}.")
+    _check_marks(path, arrays, "writer_core", len(names))
+
+
+def _check_characters(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     images, labels, owner, names = (arrays[name] for name in ("images", "labels", "writer", "writer_names"))
     n = len(labels) if labels.ndim == 1 else -1
     if images.dtype != np.uint8 or images.shape not in ((n, 28, 28), (n, PIXELS)):
@@ -66,13 +74,15 @@ def _check(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
             raise DataError(f"{path}: {name} must be whole numbers, got {arrays[name].dtype}.")
     if owner.shape != (n,):
         raise DataError(f"{path}: writer must name one writer for each of {n} characters, got shape {owner.shape}.")
-    if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) != len(names):
-        raise DataError(f"{path}: writer_names must be different strings, got {names.dtype} of shape {names.shape}.")
     _in_range(path, "writer", owner, len(names), lambda i: f"character {i}")
     _in_range(path, "labels", labels, CLASSES, lambda i: f"writer {names[owner[i]]!r}")
-    for name, length in (("is_test", n), ("writer_core", len(names))):
-        if name in arrays and arrays[name].shape != (length,):
-            raise DataError(f"{path}: {name} must have {length} marks, got shape {arrays[name].shape}.")
+    _check_marks(path, arrays, "is_test", n)
+
+
+def _check_marks(path: Path, arrays: dict[str, NDArray[Any]], name: str, length: int) -> None:
+    marks = arrays.get(name)
+    if marks is not None and (marks.shape != (length,) or marks.dtype.kind not in "biu"):
+        raise DataError(f"{path}: {name} must be {length} truths, got {marks.dtype} of shape {marks.shape}.")
 
 
 def _in_range(path: Path, name: str, values: NDArray[Any], end: int, who: Any) -> None:

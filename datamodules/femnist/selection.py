@@ -39,7 +39,7 @@ def select(
         rows = {name: rows[name] for name in characters.core}
     if writers is not None and not isinstance(writers, int):
         rows = _named(rows, writers, characters.source)
-    order = numpy_generator(seed, "writers").permutation(list(rows)).tolist()
+    order = _shuffled(rows, numpy_generator(seed, "writers"))
     if fraction < 1:
         rows = _until(rows, order, fraction)
     rows = {name: held for name, held in rows.items() if len(held) >= min_samples}
@@ -71,7 +71,7 @@ def split_by_sample(rows: Rows, train_fraction: float, seed: int) -> tuple[Rows,
 
 def split_by_user(rows: Rows, train_fraction: float, seed: int) -> tuple[Rows, Rows]:
     """``max(1, floor(train_fraction * n))`` writers train, the others are only tested on."""
-    order = numpy_generator(seed, "split").permutation(list(rows)).tolist()
+    order = _shuffled(rows, numpy_generator(seed, "split"))
     train = set(order[: max(1, math.floor(train_fraction * len(order)))])
     return (
         {name: held for name, held in rows.items() if name in train},
@@ -84,6 +84,11 @@ def split_as_given(rows: Rows, test: NDArray[np.bool_]) -> tuple[Rows, Rows]:
     parts = tuple({name: held[test[held] == mark] for name, held in rows.items()} for mark in (False, True))
     train, tested = ({name: held for name, held in part.items() if len(held)} for part in parts)
     return train, tested
+
+
+def _shuffled(rows: Rows, generator: np.random.Generator) -> list[str]:
+    names = list(rows)  # by position: an array of names would lose zeros at their ends
+    return [names[i] for i in generator.permutation(len(names))]
 
 
 def _named(rows: Rows, writers: Sequence[str], source: str) -> Rows:

@@ -49,9 +49,9 @@ def load(path: Path, kind: str, cache: Path) -> Characters:
     if (folder / "meta.json").exists():
         return Characters.open(folder, mark)
     log.info("Converting %s into %s; this happens once.", path, folder)
-    blocks = tqdm(READERS[kind](path), desc=f"Reading {path.name}", unit=" blocks", leave=False)
     core = npz.core_writers(path) if kind == "npz" else None
-    return build(folder, blocks, source=f"{NAMES[kind]} of {path.name}", fingerprint=mark, core=core)
+    with tqdm(READERS[kind](path), desc=f"Reading {path.name}", unit=" blocks", leave=False) as blocks:
+        return build(folder, blocks, source=f"{NAMES[kind]} of {path.name}", fingerprint=mark, core=core)
 
 
 def generate(writers: int, seed: int, cache: Path) -> Characters:

@@ -14,7 +14,8 @@ from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 from lightning_fed.cli import FederatedCLI, build
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.server import FederatedServer
-from lightning_fed.survey import contact_sheet, describe, histograms, survey, table
+from lightning_fed.survey import describe, survey, table
+from lightning_fed.survey_figures import contact_sheet, histograms
 
 USAGE = "lightning-fed data --config FILE [--data.init_args.NAME=VALUE ...] [--out FOLDER]"
 DESCRIPTION = """\
