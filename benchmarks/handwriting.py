@@ -2,8 +2,8 @@
 
 Prints the accuracy on held-out characters of the training writers, on generated writers that it has not seen and, with
 --unipen, on characters that people have written: over 62 classes, with the classes of MERGED taken as one, and what is
-taken for what most often. Classes are drawn equally often in training, as letters are rarer than digits. UNIPEN's writers with
-even and odd numbers are reported apart, since the skeletons were adjusted while looking at the even ones alone.
+taken for what most often. Classes are drawn equally often in training, as letters are rarer than digits. UNIPEN's
+writers with even and odd numbers are reported apart: the skeletons were adjusted while looking at the even ones alone.
 
 Usage: python benchmarks/handwriting.py [--writers 300] [--epochs 4] [--unipen unipen62_by_writer.npz] [--sample 15000]
 """

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from lightning_fed.arguments import one_of, positive, whole
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.datamodules.femnist import sources
-from lightning_fed.datamodules.femnist.characters import Characters, DataError
+from lightning_fed.datamodules.femnist.characters import ALPHABET, Characters, DataError
 from lightning_fed.datamodules.femnist.selection import Rows, select, split_as_given, split_by_sample, split_by_user
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorRows
@@ -50,6 +50,8 @@ class FEMNIST(FederatedDataModule):
     Reference: arXiv:1812.01097.
     """
 
+    class_names = tuple(ALPHABET)
+
     def __init__(
         self,
         path: str | Path | None = None,
@@ -70,6 +72,7 @@ class FEMNIST(FederatedDataModule):
         drop_last: bool = False,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, drop_last=drop_last)
+        path, cache_dir = (None if p is None else str(p) for p in (path, cache_dir))  # as checkpoints can hold them
         self.save_hyperparameters()
         self.path = None if path is None else Path(path)
         self.source, self.download, self.writers, self.core = source, download, writers, core

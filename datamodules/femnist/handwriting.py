@@ -23,12 +23,13 @@ Ints = NDArray[np.int64]
 Rng = np.random.Generator
 
 #: how often a character occurs, about as in NIST's forms: half of them are digits
-RATES = dict(zip("0123456789", [40.0] * 10, strict=True)) | {
-    **dict(zip("ABCDEFGHIJKLM", (7, 4, 11, 5, 5, 10, 3, 3, 13, 4, 3, 6, 10), strict=True)),
-    **dict(zip("NOPQRSTUVWXYZ", (9, 28, 9, 3, 6, 23, 11, 14, 5, 5, 3, 5, 3), strict=True)),
-    **dict(zip("abcdefghijklm", (11, 6, 3, 11, 28, 3, 4, 10, 3, 2, 3, 17, 3), strict=True)),
-    **dict(zip("nopqrstuvwxyz", (13, 3, 3, 3, 16, 3, 21, 3, 3, 3, 3, 3, 3), strict=True)),
-}
+RATES = (
+    *[40] * 10,
+    *(7, 4, 11, 5, 5, 10, 3, 3, 13, 4, 3, 6, 10),  # A to M
+    *(9, 28, 9, 3, 6, 23, 11, 14, 5, 5, 3, 5, 3),
+    *(11, 6, 3, 11, 28, 3, 4, 10, 3, 2, 3, 17, 3),  # a to m
+    *(13, 3, 3, 3, 16, 3, 21, 3, 3, 3, 3, 3, 3),
+)
 DIGITS, CAPITALS, SMALL = slice(0, 10), slice(10, 36), slice(36, 62)
 DOTTED = [ALPHABET.index(character) for character in "ij"]
 
@@ -81,7 +82,7 @@ def _labels(rng: Rng, mean: float) -> Ints:
     """What a writer writes: sizes are skewed, and every writer favours other characters."""
     spread = 0.5
     count = mean * rng.lognormal(-(spread**2) / 2, spread)
-    rates = np.array([RATES[character] for character in ALPHABET])
+    rates = np.array(RATES, dtype=float)
     for kind in (DIGITS, CAPITALS, SMALL):
         rates[kind] *= rng.gamma(4.0)
     rates *= rng.gamma(2.0, size=CLASSES)
@@ -98,7 +99,8 @@ class Hand:
         faithful: probability that it is taken.
         bend: displacement of the points of every allograph, shape (g, k, 2).
         corner: which points are corners, shape (g, k); a fluent writer rounds some that the skeletons have.
-        aspect: width over height, shape (62,).
+        aspect: width over height, beside the skeletons', shape (62,).
+        size: beside the skeletons', shape (62,).
         height: of a capital, in pixels.
         digit: height of digits, beside capitals.
         body, ascent, descent: heights of small letters, beside those of the skeletons.
@@ -117,6 +119,7 @@ class Hand:
     bend: Floats
     corner: NDArray[np.bool_]
     aspect: Floats
+    size: Floats
     height: float
     digit: float
     body: float
@@ -136,32 +139,28 @@ class Hand:
         points = glyphs().points
         bend = rng.normal(0, 2.5, points.shape) + _waves(rng, len(points), 5.0)(points)
         bend += _shifts(rng, glyphs().stroke, 4.0)
-        height = rng.uniform(11, 18.5)
+        height = rng.uniform(12, 18.5)
         return cls(
-            favourite=_favourites(rng),
+            favourite=_pick(rng, np.arange(CLASSES)),
             faithful=rng.uniform(0.8, 1.0),
             bend=bend,
             corner=glyphs().corner & (rng.random(points.shape[:2]) > rng.beta(0.5, 4.0)),
             aspect=rng.lognormal(0.08, 0.18) * rng.lognormal(0, 0.12, CLASSES),
+            size=rng.lognormal(0, 0.1, CLASSES),
             height=height,
-            digit=min(1.2, rng.lognormal(-0.1, 0.18)),
-            body=rng.lognormal(0, 0.15),
-            ascent=rng.lognormal(-0.1, 0.2),
-            descent=rng.lognormal(-0.1, 0.25),
+            digit=min(1.25, rng.lognormal(-0.05, 0.16)),
+            body=rng.lognormal(0.05, 0.15),
+            ascent=rng.lognormal(0, 0.2),
+            descent=rng.lognormal(0.12, 0.22),
             slant=rng.normal(0.1, 0.2),
             turn=rng.normal(0, 0.05),
             roundness=rng.uniform(0.7, 1.25),
             linked=rng.beta(0.4, 5.0),
             unsteady=rng.lognormal(0.3, 0.35),
-            pen=float(np.clip(rng.lognormal(0.83, 0.16) * (height / 15) ** 0.4, 1.5, 3.4)),
+            pen=float(np.clip(rng.lognormal(0.88, 0.16) * (height / 15) ** 0.3, 1.6, 3.4)),
             dark=1 - abs(rng.normal(0, 0.08)),
             soft=rng.uniform(0.8, 1.6),
         )
-
-
-def _favourites(rng: Rng) -> Ints:
-    """One allograph per character, drawn by how common it is."""
-    return _pick(rng, np.arange(CLASSES))
 
 
 def _pick(rng: Rng, labels: Ints) -> Ints:
@@ -239,7 +238,8 @@ def _proportions(hand: Hand, labels: Ints, points: Floats) -> Floats:
     body = np.clip(y, 0, 50) * hand.body + np.maximum(y - 50, 0) * hand.ascent + np.minimum(y, 0) * hand.descent
     small, digit = (labels >= SMALL.start)[:, None], (labels < DIGITS.stop)[:, None]
     size = np.where(small, hand.body, np.where(digit, hand.digit, 1.0))
-    return np.stack([x * size * hand.aspect[labels, None], np.where(small, body, y * size)], axis=-1)
+    stretched = np.stack([x * size * hand.aspect[labels, None], np.where(small, body, y * size)], axis=-1)
+    return stretched * hand.size[labels, None, None]
 
 
 def _curves(points: Floats, drawn: NDArray[np.bool_], corner: NDArray[np.bool_], hand: Hand) -> Curves:
@@ -267,7 +267,8 @@ def _curves(points: Floats, drawn: NDArray[np.bool_], corner: NDArray[np.bool_],
 
 def _mirror(tangent: Floats, unit: Floats) -> Floats:
     """The tangent at the free end of a curve: half way between a circle's, from its other end, and the chord."""
-    return ((tangent * unit).sum(axis=2, keepdims=True) + 0.5) * unit - tangent / 2
+    along: Floats = (tangent * unit).sum(axis=2, keepdims=True)
+    return (along + 0.5) * unit - tangent / 2
 
 
 def _hermite(t: Floats, p: Floats, q: Floats, u: Floats, v: Floats) -> Floats:

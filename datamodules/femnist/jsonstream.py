@@ -13,8 +13,8 @@ CHUNK = 1 << 20
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _MARK = re.compile(rb'["{}\[\]]')
-_SCALAR = re.compile(rb"[^\s,}\]]*")
-_SPACE = re.compile(rb"\s*")
+_SCALAR = re.compile(rb"[^ \t\r\n,}\]]*")
+_SPACE = re.compile(rb"[ \t\r\n]*")
 
 
 class JsonError(ValueError):

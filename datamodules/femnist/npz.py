@@ -63,19 +63,20 @@ def _check_writers(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 def _check_characters(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     images, labels, owner, names = (arrays[name] for name in ("images", "labels", "writer", "writer_names"))
-    n = len(labels) if labels.ndim == 1 else -1
+    for name in ("labels", "writer"):
+        dtype, shape = arrays[name].dtype, arrays[name].shape
+        if len(shape) != 1 or not np.issubdtype(dtype, np.integer):
+            raise DataError(f"{path}: {name} must be a row of whole numbers, got {dtype} of shape {shape}.")
+    n = len(labels)
     if images.dtype != np.uint8 or images.shape not in ((n, 28, 28), (n, PIXELS)):
         raise DataError(
-            f"{path}: images must be uint8 of shape ({n}, 28, 28), one for each of the labels of shape {labels.shape}; "
-            f"got {images.dtype} of shape {images.shape}."
+            f"{path}: images must be uint8 of shape ({n}, 28, 28), one for each of {n} labels; got {images.dtype} of "
+            f"shape {images.shape}."
         )
-    for name in ("labels", "writer"):
-        if not np.issubdtype(arrays[name].dtype, np.integer):
-            raise DataError(f"{path}: {name} must be whole numbers, got {arrays[name].dtype}.")
     if owner.shape != (n,):
         raise DataError(f"{path}: writer must name one writer for each of {n} characters, got shape {owner.shape}.")
     _in_range(path, "writer", owner, len(names), lambda i: f"character {i}")
-    _in_range(path, "labels", labels, CLASSES, lambda i: f"writer {names[owner[i]]!r}")
+    _in_range(path, "labels", labels, CLASSES, lambda i: f"writer {str(names[owner[i]])!r}")
     _check_marks(path, arrays, "is_test", n)
 
 

@@ -42,6 +42,8 @@ def select(
     order = _shuffled(rows, numpy_generator(seed, "writers"))
     if fraction < 1:
         rows = _until(rows, order, fraction)
+        if not rows:
+            raise DataError(f"FEMNIST.fraction is {fraction}: not one character of {characters.source}. Raise it.")
     rows = {name: held for name, held in rows.items() if len(held) >= min_samples}
     if not rows:
         raise DataError(f"No writer of {characters.source} has {min_samples} characters. Lower min_samples.")

@@ -1,8 +1,9 @@
 """Callbacks that people expect of a federation; `FederatedServer` adds them by itself where they are missing."""
 
 from lightning_fed.callbacks.base import FederatedCallback
+from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
 
-__all__ = ["ClientEvaluation", "FederatedCallback", "FederatedProgressBar", "FinalFigure"]
+__all__ = ["Confusion", "ClientEvaluation", "FederatedCallback", "FederatedProgressBar", "FinalFigure"]

@@ -26,6 +26,9 @@ def main(args: list[str] | None = None) -> None:
     try:
         names = ("synthetic", "femnist") if asked.experiment == "all" else (asked.experiment,)
         experiments = {name: _runs(name, asked) for name in names}
+        everything = [run for runs in experiments.values() for run in runs]
+        for run in everything:
+            run.check()
     except ValueError as error:
         parser.error(str(error))
     # Large vectors on huge pages: half the time of a step on the network, where each gradient is a new allocation.
@@ -34,10 +37,8 @@ def main(args: list[str] | None = None) -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     try:
-        _go([run for runs in experiments.values() for run in runs])
-    except ValueError as error:
-        parser.error(str(error))
-    except KeyboardInterrupt:
+        _go(everything)
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
         print("\nInterrupted. The same command goes on from here.")
         raise SystemExit(130) from None
     for name, runs in experiments.items():
@@ -100,15 +101,13 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
 
 def _go(runs: Sequence[Run]) -> None:
     """Run what is not there yet, under one bar that counts rounds."""
-    for run in runs:
-        run.check()
     total = sum(run.rounds for run in runs)
     done = sum(run.rounds if run.done else run.resumes_at() for run in runs)
     with tqdm(total=total, initial=done, unit=" rounds", bar_format=_BAR, smoothing=0.05) as bar:
         for run in runs:
             if not run.done:
                 bar.set_description_str(f"{run.setting.name} {run.label} seed {run.seed}")
-                run.go(bar.update)
+                run.go(lambda step: bar.update(min(step, bar.total - bar.n)))  # thirds do not add up to one
 
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"

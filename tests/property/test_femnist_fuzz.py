@@ -5,7 +5,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,8 +50,9 @@ def loaded(data: bytes, name: str = "all_data.json") -> Characters:
         try:
             found = sources.load(file, "auto", cache)
         except DataError as error:
-            assert name in str(error)
-            assert not cache.exists() or not list(cache.iterdir())
+            left = list(cache.iterdir()) if cache.exists() else []
+            if left or name not in str(error):
+                raise AssertionError(f"left {left}, and says {error}") from error
             raise
         assert len(list(cache.iterdir())) == 1
     return found
@@ -122,26 +123,32 @@ def test_a_stream_takes_any_value_for_what_json_takes_it(
     assert repr(found) == repr(json.loads(text))
 
 
+def whole_number(text: str) -> int | float:
+    return int(text) if -(2**63) <= int(text) < 2**64 else float(text)  # larger ones come as floats
+
+
 @quick
 @given(
     st.binary(max_size=30) | st.text('{}[]":,\\ 0123456789.eE+-ntrufalsyNI\t\n', max_size=30).map(str.encode), chunks
 )
+@example(b"1\f", 1)
+@example(b"1\x00", 1)
+@example(b'"\xed\xa0\x80"', 1)
+@example(b"18446744073709551617", 1)
 def test_any_bytes_are_taken_for_what_json_takes_them_or_refused(text: bytes, size: int) -> None:
     whole = b'{"a":' + text + b"}"
     try:
-        expected = repr(json.loads(whole.decode(), object_pairs_hook=lambda pairs: pairs))
+        expected = repr(json.loads(whole.decode(), parse_int=whole_number))
     except ValueError:
-        expected = None
+        expected = "refused"
     with chunked(size):
         stream = JsonStream(io.BytesIO(whole))
         try:
-            found = [(key, stream.value()) for key in stream.members()]
+            found = repr({key: stream.value() for key in stream.members()})
             stream.close()
         except JsonError:
-            assert expected is None
-        else:
-            assert expected is not None
-            assert [key for key, _ in found] == [key for key, _ in json.loads(whole, object_pairs_hook=list)]
+            found = "refused"
+    assert found == expected
 
 
 @st.composite
@@ -171,19 +178,15 @@ np.savez_compressed(ZIPPED, **arrays(people(1, ann=2, bob=3)), is_test=[0, 1, 0,
 def test_a_mutated_shard_is_read_or_refused(changes: Any, size: int) -> None:
     with chunked(size), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*pixels are not k/255")
-        try:
+        with suppress(DataError):
             check(loaded(mutated(VALID, changes)))
-        except DataError:
-            pass
 
 
 @settings(deadline=None, max_examples=300)
 @given(mutations(len(ZIPPED.getvalue())))
 def test_a_mutated_npz_is_read_or_refused(changes: Any) -> None:
-    try:
+    with suppress(DataError):
         check(loaded(mutated(ZIPPED.getvalue(), changes), "writers.npz"))
-    except DataError:
-        pass
 
 
 ARRAYS = arrays(people(1, ann=2, bob=3)) | {"is_test": np.zeros(5, bool), "writer_core": np.ones(2, bool)}
@@ -202,10 +205,8 @@ def test_an_npz_of_other_arrays_is_read_or_refused(changes: dict[str, Any]) -> N
             contents[name] = np.zeros(change[1], dtype=change[0])
     file = io.BytesIO()
     write_npz(file, contents)  # type: ignore[arg-type]
-    try:
+    with suppress(DataError):
         check(loaded(file.getvalue(), "writers.npz"))
-    except DataError:
-        pass
 
 
 @quick

@@ -131,7 +131,7 @@ def test_a_cut_meta_file_is_refused_wherever_it_is_cut() -> None:
     text = meta.read_text()
     for k in range(len(text)):
         meta.write_text(text[:k])
-        with pytest.raises(DataError, match="meta.json: this cache is damaged"):
+        with pytest.raises(DataError, match=r"meta.json: this cache is damaged"):
             Characters.open(FOLDER, "f")
 
 
@@ -181,7 +181,7 @@ def test_a_meta_file_that_contradicts_itself_is_refused(change: dict[str, Any]) 
 def test_a_meta_file_that_is_something_else_is_refused(text: str) -> None:
     built()
     (FOLDER / "meta.json").write_text(text)
-    with pytest.raises(DataError, match="meta.json: this cache is damaged"):
+    with pytest.raises(DataError, match=r"meta.json: this cache is damaged"):
         Characters.open(FOLDER, "f")
 
 
@@ -258,7 +258,7 @@ def test_a_source_that_has_changed_is_converted_anew(change: str) -> None:
 def test_a_source_that_cannot_be_read_leaves_nothing_in_the_cache() -> None:
     file = write_leaf(Path("all_data.json"), SOME)
     file.write_bytes(file.read_bytes()[:-30])
-    with pytest.raises(DataError, match="all_data.json, user 'cyd': the file ends too early"):
+    with pytest.raises(DataError, match=r"all_data.json, user 'cyd': the file ends too early"):
         sources.load(file, "auto", CACHE)
     assert caches() == []
 
@@ -268,7 +268,7 @@ def test_a_cache_that_lost_its_meta_file_is_not_taken_for_a_good_one() -> None:
     sources.load(file, "auto", CACHE)
     (meta,) = CACHE.glob("*/meta.json")
     meta.unlink()
-    with pytest.raises(DataError, match="meta.json: this cache is damaged .*Delete the folder"):
+    with pytest.raises(DataError, match=r"meta.json: this cache is damaged .*Delete the folder"):
         sources.load(file, "auto", CACHE)
     assert len(caches()) == 1
 

@@ -123,6 +123,7 @@ MALFORMED = {
     "NaN pixel": (set_pixel(math.nan), BOB + "pixel 7 of image 1 is nan; pixels lie in"),
     "infinite pixel": (set_pixel(math.inf), BOB + "pixel 7 of image 1 is inf"),
     "dark pixel": (set_pixel(-0.001), BOB + "pixel 7 of image 1 is -0.001"),
+    "pixel just above white": (set_pixel(1.001), BOB + "pixel 7 of image 1 is 1.001"),
     "bright pixel": (set_pixel(255), BOB + "pixel 7 of image 1 is 255"),
     "pixel as text": (set_pixel("1.0"), BOB + "x must hold numbers only"),
     "no pixel": (set_pixel(None), BOB + "x must hold numbers only"),
