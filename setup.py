@@ -15,5 +15,9 @@ setup(
         "lightning_fed.datamodules": "datamodules",
         "lightning_fed.configs": "configs",
     },
-    package_data={"lightning_fed": ["py.typed"], "lightning_fed.configs": ["*.yaml"]},
+    package_data={
+        "lightning_fed": ["py.typed"],
+        "lightning_fed.configs": ["*.yaml"],
+        "lightning_fed.datamodules.femnist": ["glyphs.txt"],
+    },
 )

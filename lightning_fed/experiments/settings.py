@@ -71,15 +71,16 @@ def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
     FedProx(server_lr=1.0, weights='samples', mu=0.5)
     """
     name, _, rest = text.partition(":")
-    known = {n: c for n, c in vars(algorithms).items() if inspect.isclass(c) and not inspect.isabstract(c)}
+    known: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
+        name: getattr(algorithms, name) for name in algorithms.__all__ if name != "Algorithm"
+    }
     if name not in known:
         raise ValueError(f"There is no algorithm {name!r}. Choose from {', '.join(sorted(known))}.")
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     for key, equals, _ in pairs:
         if not equals or key not in inspect.signature(known[name]).parameters:
             raise ValueError(f"{name} has no hyper-parameter {key!r}. It takes {inspect.signature(known[name])}.")
-    algorithm: Algorithm = known[name](**{key: _value(value) for key, _, value in pairs})  # type: ignore[type-arg]
-    return algorithm
+    return known[name](**{key: _value(value) for key, _, value in pairs})
 
 
 def _value(text: str) -> float | str:
