@@ -59,12 +59,14 @@ def main() -> None:
     summarise(figure.history, time.monotonic() - began)
     print(f"\nData:       {data.description}")
     print(f"Accuracy:   {figure.history[-1]['federated/test_accuracy']:.1%} on characters that no writer trained on")
-    print("Mistakes:   " + ", ".join(f"{true} for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()))
+    mistakes = [f"{true} taken for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()]
+    print("Mistakes:   " + ", ".join(mistakes))
     print(f"Figures:    {figure.path}, {confusion.path}")
     print("To go on:   make demo ARGS='--resume --rounds 40'")
-    print("Your data:  make demo ARGS='--data FOLDER_OR_FILE', or lightning-fed fit --config configs/femnist_fedadmm.yaml")
+    print("Your data:  make demo ARGS='--data FOLDER_OR_FILE'; see docs/data.md and configs/femnist_fedadmm.yaml")
     if logger.experiment.offline:
-        print(f"W&B:        offline; to look at it: wandb sync {args.out}/wandb/latest-run")
+        run = f"{args.out}/wandb/latest-run"
+        print(f"W&B:        offline; to look at it here: wandb leet {run}; to upload it: wandb sync {run}")
 
 
 def summarise(history: list[dict[str, float]], seconds: float) -> None:
