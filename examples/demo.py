@@ -66,7 +66,7 @@ def main() -> None:
     print("Your data:  make demo ARGS='--data FOLDER_OR_FILE'; see docs/data.md and configs/femnist_fedadmm.yaml")
     if logger.experiment.offline:
         run = f"{args.out}/wandb/latest-run"
-        print(f"W&B:        offline; to look at it here: wandb leet {run}; to upload it: wandb sync {run}")
+        print(f"W&B:        offline; to look at it here: wandb leet {args.out}/wandb; to upload it: wandb sync {run}")
 
 
 def summarise(history: list[dict[str, float]], seconds: float) -> None:
