@@ -151,7 +151,7 @@ def test_probabilities_add_up_to_the_expected_size(kind, data):
 @LAW
 def test_sizes_of_many_cohorts_average_to_the_sum_of_probabilities(kind, data):
     sampler, n = data.draw(samplings(kind, largest=5))
-    rng, draws = np.random.default_rng(0), 300
+    rng, draws = np.random.default_rng(0), 100
     found = np.array([len(sampler.draw(n, rng)) for _ in range(draws)])
     expected = sampler.inclusion_probabilities(n).sum()
     # Hoeffding's inequality: beyond this once in 10^9 examples
