@@ -23,7 +23,7 @@ from lightning_fed.tracking import AutoWandbLogger
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data", type=Path, help="LEAF JSON, npz by writer, parquet or NIST instead of generated data")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--threads", type=int, default=1, help="of torch; more only help where nothing else runs")
