@@ -42,9 +42,17 @@ class OfflineRun:
         return content["columns"], content["data"]
 
 
+def _written(root: Path, timeout: float) -> list[Path]:
+    """The files of the runs below ``root``, which another process writes."""
+    end = time.monotonic() + timeout
+    while not (found := list(root.glob("**/offline-run-*/run-*.wandb"))) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
 def read_run(root: Path, timeout: float = 60.0) -> OfflineRun:
     """The only offline run below ``root``; finish it first."""
-    (path,) = root.glob("**/offline-run-*/run-*.wandb")
+    (path,) = _written(root, timeout)
     run = OfflineRun(path.parent)
     for record in _finished(path, timeout):
         kind = record.WhichOneof("record_type")
