@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="HasModel")
 ClientT = TypeVar("ClientT")
 MessageT = TypeVar("MessageT")
+
+#: A point and a length, to another point; such as ``g.prox``.
+StepMap = Callable[[Tensor, float], Tensor]
 
 Start = Literal["local", "server", "centre"]
 Weights = Literal["uniform", "samples"]
@@ -88,20 +92,39 @@ class HasModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the number of steps taken."""
+    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
+
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps.
+    """
 
     x: Tensor
     loss: float = float("nan")
     steps: int = 0
+    lr_sum: float = float("nan")
 
 
 class Local(Protocol):
     """Whoever can answer the one question every algorithm asks."""
 
     def solve(
-        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
     ) -> Solution:
-        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero."""
+        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
+
+        First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
+        length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
+        """
+        ...
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """The gradient of ``f_i`` at ``x``, over all of the client's data."""
         ...
 
 
@@ -169,9 +192,31 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         return 0.0
 
     @property
+    def everybody(self) -> bool:
+        """Whether every client has to take part in every round."""
+        return False
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """How often the server asks the cohort in one round; the server's state knows which of them is due."""
+        return 1
+
+    @property
+    def plain_sgd(self) -> str | None:
+        """Why local steps have to be plain gradient steps; None if any optimiser will do."""
+        return None
+
+    @property
     def full_start(self) -> bool:
         """Whether every client is asked once before round 0, as part of the initial state."""
         return False
+
+
+def length_of(solution: Solution, who: object) -> float:
+    """The sum of the local step sizes, where ``who`` cannot do without."""
+    if solution.lr_sum != solution.lr_sum:
+        raise ValueError(f"{type(who).__name__} needs plain gradient steps, whose lengths are known.")
+    return solution.lr_sum
 
 
 def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> Tensor:
