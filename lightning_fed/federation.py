@@ -82,7 +82,8 @@ class Federation:
 
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
-        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights)
+        exchanges = None if self.started else 1
+        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights, exchanges)
 
     def recall(self, cid: ClientId) -> Any:
         """A client's state, on the device of the model."""

@@ -122,7 +122,7 @@ class ClientLoop(_Loop):
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
             return None, 0, False
-        output = self._optimize(batch, batch_idx) if self._lean is None else self._lean(batch, batch_idx)
+        output = self._hooked(batch, batch_idx) if self._lean is None else self._lean(batch, batch_idx)
         if self.stepping:
             self._step_schedulers(batch_idx)
         if self._lean is None:
@@ -130,6 +130,14 @@ class ClientLoop(_Loop):
         results.batch = results.batch_size = None
         loss = output.get("loss")
         return None if loss is None else loss.detach(), batch_size_of(batch), True
+
+    def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        assert self.question is not None
+        self.question.before_batch()
+        output = self._optimize(batch, batch_idx)
+        if self.stepping:
+            self.question.after_step(self.trainer.optimizers[0])
+        return output
 
     def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         trainer = self.trainer

@@ -6,4 +6,4 @@ from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
 
-__all__ = ["Confusion", "ClientEvaluation", "FederatedCallback", "FederatedProgressBar", "FinalFigure"]
+__all__ = ["ClientEvaluation", "Confusion", "FederatedCallback", "FederatedProgressBar", "FinalFigure"]
