@@ -72,8 +72,8 @@ def _check_data(data: Any, server: FederatedServer) -> None:
     server.sampler.check(len(ids))
     if server.algorithm.everybody and server.sampler.inclusion_probabilities(len(ids)).min() < 1:
         raise ValueError(
-            f"{type(server.algorithm).__name__} needs every client in every round, but {server.sampler} leaves some out."
-            " Leave clients_per_round away, or use FedADMM or FedDR."
+            f"{type(server.algorithm).__name__} needs every client in every round, but {server.sampler} leaves some"
+            " out. Leave clients_per_round away, or use FedADMM or FedDR."
         )
     for cid in ids:
         if data.num_examples(cid) < 1:

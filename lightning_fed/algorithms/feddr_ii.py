@@ -43,7 +43,8 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
 
     .. math::
         x_i \approx \mathrm{prox}_{\hat\eta f_i}(\bar x - w_i), \quad w_i \leftarrow w_i + x_i - \bar x, \quad
-        \hat x_i = x_i + w_i, \quad \bar x \leftarrow \mathrm{prox}_{\hat\eta g}\big(\tfrac1n\textstyle\sum_i \hat x_i\big)
+        \hat x_i = x_i + w_i \\
+        \bar x \leftarrow \mathrm{prox}_{\hat\eta g}\big(\tfrac1n\textstyle\sum_i \hat x_i\big)
 
     Args:
         eta_hat: step of the prox, > 0.

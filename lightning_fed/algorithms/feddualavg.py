@@ -40,8 +40,8 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
     r"""Federated dual averaging (Yuan et al. 2021): gradients are averaged, and g acts on their sum.
 
     .. math::
-        \zeta \leftarrow \zeta - \gamma\nabla f_i\big(\mathrm{prox}_{\tilde\eta g}(\zeta)\big) \text{ from } z, \text{ K times},
-        \quad z \leftarrow z + \eta_s\,\mathrm{mean}_{i\in S}(\zeta_i - z), \quad
+        \zeta \leftarrow \zeta - \gamma\nabla f_i\big(\mathrm{prox}_{\tilde\eta g}(\zeta)\big)
+        \text{ from } z, \text{ K times}, \quad z \leftarrow z + \eta_s\,\mathrm{mean}_{i\in S}(\zeta_i - z), \quad
         \bar x = \mathrm{prox}_{\tilde\eta g}(z)
 
     with :math:`\tilde\eta` the sum of all step sizes so far. Unlike averages of sparse models, x_bar stays sparse.

@@ -31,7 +31,8 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
 
     .. math::
         y \leftarrow \mathrm{prox}_{\gamma g}(y - \gamma\nabla f_i(y)) \text{ from } \bar x, \text{ K times}, \quad
-        \bar x \leftarrow \mathrm{prox}_{\eta_s\gamma K g}\big(\bar x + \eta_s\,\mathrm{mean}_{i\in S}(y_i - \bar x)\big)
+        \bar x \leftarrow
+        \mathrm{prox}_{\eta_s\gamma K g}\big(\bar x + \eta_s\,\mathrm{mean}_{i\in S}(y_i - \bar x)\big)
 
     The prox acts twice in a round, at the clients and at the server: with one client and one step this is *not* the
     proximal gradient method, except for constraints. Averages of sparse models are not sparse; see ``FedDualAvg``.
