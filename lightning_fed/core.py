@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
 from typing_extensions import dataclass_transform
 
@@ -127,16 +127,24 @@ class Local(Protocol):
         """The gradient of ``f_i`` at ``x``, over all of the client's data."""
         ...
 
+    def rng(self, purpose: str) -> Generator:
+        """A stream of its own, drawn from (seed, round, client, purpose)."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Reply(Generic[ClientT, MessageT]):
-    """A client's answer: what it will remember, what it sends, and its local model ``x_i``."""
+    """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
+
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is.
+    """
 
     state: ClientT
     message: MessageT
     x_i: Tensor
     loss: float = float("nan")
     steps: int = 0
+    bytes_up: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +189,10 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def weight(self, num_examples: int) -> float:
         """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
         return 1.0
+
+    def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
+        """The state of a client whose message ``arrived`` other than it was sent; ``after`` is what it remembers."""
+        return after
 
     def local_model(self, client: ClientT) -> Tensor | None:
         """The client's own model ``x_i``, if the algorithm remembers one."""

@@ -80,7 +80,7 @@ def _exchange(
     for cid, reply in zip(cohort, replies, strict=True):
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
-        bytes_up += num_bytes(reply.message)
+        bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
         outcome.states[cid] = reply.state
         outcome.local_models[cid] = reply.x_i
         outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss

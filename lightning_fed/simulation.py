@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,14 +37,14 @@ class History:
 
 
 class _Engine:
-    def __init__(self, oracles: Sequence[Oracle]) -> None:
-        self.oracles = oracles
+    def __init__(self, oracles: Sequence[Oracle], seed: int) -> None:
+        self.oracles, self.seed, self.round = oracles, seed, -1
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[int | str]
     ) -> Iterator[Reply[Any, Any]]:
         for i, state in zip(cohort, states, strict=True):
-            yield step(state, down, self.oracles[int(i)])
+            yield step(state, down, replace(self.oracles[int(i)], key=(self.seed, self.round, int(i))))
 
 
 def simulate(
@@ -93,7 +93,7 @@ def simulate(
     if algorithm.everybody:
         _check_everybody(algorithm, schedule, n)
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
-    engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)])
+    engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
     weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))
     server = algorithm.init_server(start)
@@ -107,6 +107,7 @@ def simulate(
     if algorithm.full_start:
         server = advance(server, range(n), exchanges=1)
     for k in range(len(schedule) + 1):
+        engine.round = k - 1
         if k:
             stale = algorithm.broadcast(history.server[k - 1 - delays[k - 1]]) if delays else None
             server = advance(server, schedule[k - 1], stale)

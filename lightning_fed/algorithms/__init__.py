@@ -1,5 +1,6 @@
 """Federated algorithms: one paper, one file. They import `arguments`, `core`, `prox` and torch."""
 
+from lightning_fed.algorithms.compressed import Compressed
 from lightning_fed.algorithms.drs import douglas_rachford
 from lightning_fed.algorithms.fedadmm import FedADMM
 from lightning_fed.algorithms.fedavg import FedAvg
@@ -9,6 +10,7 @@ from lightning_fed.algorithms.feddualavg import FedDualAvg
 from lightning_fed.algorithms.feddyn import FedDyn
 from lightning_fed.algorithms.fedlin import FedLin
 from lightning_fed.algorithms.fedmid import FedMid
+from lightning_fed.algorithms.fedpaq import FedPAQ
 from lightning_fed.algorithms.fedpd import FedPD
 from lightning_fed.algorithms.fedprox import FedProx
 from lightning_fed.algorithms.fedsplit import FedSplit
@@ -18,6 +20,7 @@ from lightning_fed.core import Algorithm
 
 __all__ = [
     "Algorithm",
+    "Compressed",
     "FedADMM",
     "FedAvg",
     "FedDR",
@@ -26,6 +29,7 @@ __all__ = [
     "FedDyn",
     "FedLin",
     "FedMid",
+    "FedPAQ",
     "FedPD",
     "FedProx",
     "FedSplit",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -100,6 +100,9 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
             return ServerState(server.x_bar, server.x_tilde, torch.tensor(False))
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde, torch.tensor(True))
+
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i) if arrived.delta_i.numel() else after
 
     def local_model(self, client: ClientState) -> Tensor:
         return client.x_i

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fed.core import Solution, StepMap
+from lightning_fed.randomness import torch_generator
 from lightning_fed.vector import Layout, overwrite, parameters_of
 
 if TYPE_CHECKING:
@@ -125,3 +126,6 @@ class ModuleLocal:
     def gradient(self, x: Tensor) -> Tensor:
         overwrite(parameters_of(self.loop.trainer.lightning_module), self.layout.split(x))
         return self.slope()
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch_generator(self.loop.server.seed, self.visit.round, self.visit.client, purpose)

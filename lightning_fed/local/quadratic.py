@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_fed.arguments import is_whole, whole
 from lightning_fed.core import Solution, StepMap
+from lightning_fed.randomness import torch_generator
 
 
 class Loss(Protocol):
@@ -124,6 +125,7 @@ class Oracle:
 
     f: Loss
     solver: Solver
+    key: tuple[int | str, ...] = ()  # of whatever is random
 
     def solve(
         self,
@@ -145,3 +147,6 @@ class Oracle:
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.f.grad(x)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch_generator(*self.key, purpose)
