@@ -186,6 +186,10 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def broadcast(self, server: ServerT) -> Broadcast:
         return Broadcast(server.x_bar)
 
+    def bytes_down(self, down: Broadcast) -> int:
+        """What it takes to send ``down`` to one client."""
+        return num_bytes(down)
+
     def weight(self, num_examples: int) -> float:
         """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
         return 1.0

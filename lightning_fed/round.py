@@ -74,7 +74,7 @@ def _exchange(
     down: Broadcast | None,
 ) -> Outcome:
     down = algorithm.broadcast(before.server) if down is None else down
-    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * num_bytes(down))
+    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
     total, bytes_up = None, before.bytes_up
     replies = engine.ask(partial(_client_step, algorithm), states, down, cohort)
     for cid, reply in zip(cohort, replies, strict=True):

@@ -69,6 +69,9 @@ class Compressed(Algorithm[Any, ClientState, Any]):
     def broadcast(self, server: Any) -> Broadcast:
         return self.algorithm.broadcast(server)
 
+    def bytes_down(self, down: Broadcast) -> int:
+        return self.algorithm.bytes_down(down)
+
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Any]:
         reply = self.algorithm.client_step(client.inner, down, local)
         rng, bits, kept = local.rng("transform"), 0, client.kept

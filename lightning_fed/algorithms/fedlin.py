@@ -3,10 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lightning_fed.arguments import whole
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, record, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, num_bytes, record, wide
+from lightning_fed.transforms import Sent, TopK
 
 
 @record
@@ -85,8 +86,11 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
             return Reply(client, Message(sol.x - client.x_bar_i), sol.x, sol.loss, sol.steps)
         x_bar = client.x_bar_i if down.first else down.x_bar
         grad_i = local.gradient(x_bar)
-        h_i = grad_i if down.first else top(client.rho_i + grad_i, self.client_k)
-        return Reply(ClientState(x_bar, grad_i, client.rho_i + grad_i - h_i), Message(h_i), x_bar)
+        if down.first:
+            return Reply(ClientState(x_bar, grad_i, client.rho_i), Message(grad_i), x_bar)
+        sent = _largest(client.rho_i + grad_i, self.client_k)
+        state = ClientState(x_bar, grad_i, client.rho_i + grad_i - sent.value)
+        return Reply(state, Message(sent.value), x_bar, bytes_up=sent.bits // 8)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         mean = total.sum.vector_i / total.weight
@@ -94,8 +98,12 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
             x_bar = (wide(server.x_bar) + mean).to(server.x_bar.dtype)
             return ServerState(x_bar, server.g_bar, server.e, torch.tensor(True), torch.tensor(False))
         u = server.e + mean
-        g_bar = u if bool(server.first) else top(u, self.server_k)
+        g_bar = u if bool(server.first) else _largest(u, self.server_k).value
         return ServerState(server.x_bar, g_bar, u - g_bar, torch.tensor(False), torch.tensor(False))
+
+    def bytes_down(self, down: Broadcast) -> int:
+        assert isinstance(down, Down)
+        return num_bytes(down.x_bar) + _largest(down.g_bar, self.server_k).bits // 8
 
     @property
     def everybody(self) -> bool:
@@ -110,13 +118,6 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         return 2
 
 
-def top(v: Tensor, k: int | None) -> Tensor:
-    """The ``k`` entries of largest magnitude, the first of equal ones; zero elsewhere.
-
-    >>> top(torch.tensor([1.0, -3.0, 3.0]), 1)
-    tensor([ 0., -3.,  0.])
-    """
-    if k is None or k >= v.shape[-1]:
-        return v
-    kept = v.abs().argsort(dim=-1, descending=True, stable=True)[..., :k]
-    return torch.zeros_like(v).scatter(-1, kept, v.gather(-1, kept))
+def _largest(v: Tensor, k: int | None) -> Sent:
+    """The ``k`` entries of largest magnitude; all if None."""
+    return TopK(k or v.numel())(v, Generator()) if v.numel() else Sent(v, 0)
