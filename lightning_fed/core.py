@@ -115,11 +115,13 @@ class Local(Protocol):
         center: Tensor | None = None,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
         """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
 
         First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
         length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
+        ``work`` is the share of its local steps or epochs that a client gets done, one at least.
         """
         ...
 

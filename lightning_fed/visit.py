@@ -38,6 +38,7 @@ class Visit:
     cohort: int
     step: int = 0
     planned: int = 0
+    work: float = 1.0
     loss: torch.Tensor | None = None
 
 
@@ -108,7 +109,7 @@ class ClientLoop(_Loop):
             loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
             length = server.epoch_length(self.trainer, len(loader))
             if epoch == 0:
-                visit.planned = server.planned_batches(self.trainer, length)
+                visit.planned = server.planned_batches(self.trainer, length, visit.work)
             count = min(length, visit.planned - done)
             for batch_idx, batch in zip(range(count), loader, strict=False):
                 yield batch_idx, batch_idx == count - 1, batch

@@ -115,7 +115,9 @@ class ModuleLocal:
         center: Tensor | None = None,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
+        self.visit.work = work
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
         center = torch.zeros_like(start) if center is None else center

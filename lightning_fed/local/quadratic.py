@@ -109,14 +109,16 @@ class GradientDescent:
         center: Tensor,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
         x, losses = start, []
-        for k in range(self.steps):
+        steps = max(1, int(work * self.steps))
+        for k in range(steps):
             at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
             losses.append(float(f(at)))
             x = x - self.lr * (f.grad(at) + linear + rho * (x - center))
             x = x if after_step is None else after_step(x, self.lr)
-        return Solution(x, loss=sum(losses) / self.steps, steps=self.steps, lr_sum=self.steps * self.lr)
+        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,14 +138,15 @@ class Oracle:
         center: Tensor | None = None,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
         zero = torch.zeros_like(start)
         linear, center = zero if linear is None else linear, zero if center is None else center
-        if after_step is None and evaluate_at is None:
+        if after_step is None and evaluate_at is None and work == 1:
             return self.solver(self.f, start, linear, rho, center)
         if not isinstance(self.solver, GradientDescent):
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
-        return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at)
+        return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at, work)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.f.grad(x)
