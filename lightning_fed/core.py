@@ -253,7 +253,7 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
-    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5}
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5, 'stragglers': 0.0}
     """
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}

@@ -106,7 +106,7 @@ def test_nobody_cannot_be_simulated():
 
 def test_either_rounds_or_cohorts_must_be_given():
     for both_or_neither in ({}, {"rounds": 1, "cohorts": [[0]]}):
-        with pytest.raises(ValueError, match=r"one of rounds=, cohorts= and events=, not both and not neither"):
+        with pytest.raises(ValueError, match="one of rounds=, cohorts= and events="):
             simulate(ADMM, CLIENTS, X0, **both_or_neither)
 
 
