@@ -81,18 +81,26 @@ def simulate(
         raise ValueError("simulate needs at least one client.")
     if sum(given is not None for given in (rounds, cohorts, events)) != 1:
         raise ValueError("simulate needs one of rounds=, cohorts= and events=.")
-    if cohorts is not None and sampler is not None:
-        raise ValueError("simulate got cohorts= and sampler=. The sampler draws cohorts for rounds=; give one of them.")
+    if rounds is None and sampler is not None:
+        given = "events" if cohorts is None else "cohorts"
+        raise ValueError(
+            f"simulate got {given}= and sampler=. The sampler draws cohorts for rounds=; give one of them."
+        )
     n = len(clients)
     start = _start(x0, clients[0])
     delays: list[int] | None = None
     if events is not None:
+        if algorithm.exchanges_per_round > 1:
+            name, times = type(algorithm).__name__, algorithm.exchanges_per_round
+            raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
         members, delays = _events(events)
         cohorts = [[i] for i in members]
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
     if algorithm.everybody:
         _check_everybody(algorithm, schedule, n)
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
+    if len(solvers) != n:
+        raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
     engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
     weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))

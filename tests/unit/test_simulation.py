@@ -110,6 +110,15 @@ def test_either_rounds_or_cohorts_must_be_given():
             simulate(ADMM, CLIENTS, X0, **both_or_neither)
 
 
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_solvers_are_one_for_all_or_one_for_each(number):
+    each = [GradientDescent(i + 1, 0.1) for i in range(3)]
+    mixed = simulate(FedAvg(), CLIENTS, X0, cohorts=[[1]], solver=each)
+    assert identical(mixed.server, simulate(FedAvg(), CLIENTS, X0, cohorts=[[1]], solver=each[1]).server)
+    with pytest.raises(ValueError, match=rf"simulate got {number} solvers for 3 clients\."):
+        simulate(FedAvg(), CLIENTS, X0, rounds=1, solver=[GradientDescent(1, 0.1)] * number)
+
+
 @pytest.mark.parametrize("rounds", [-1, 1.5, "3"], ids=repr)
 def test_a_number_of_rounds_that_is_none_is_refused(rounds):
     with pytest.raises(ValueError, match=rf"rounds must be a whole number >= 0, got {rounds!r}"):
