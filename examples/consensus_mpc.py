@@ -1,8 +1,7 @@
 """Consensus model-predictive control: four agents agree on the inputs of one plant, though some miss each round.
 
-Every agent knows the plant and keeps its own cost to itself. At each time, a few rounds of FedADMM look for the inputs
-``U = (u_0 .. u_{T-1})`` of the least mean cost within the bounds; ``u_0`` is applied, the plant moves, and everybody's
-variables are shifted by one time step, from where the next rounds go on.
+At each time, a few rounds of FedADMM look for the inputs ``U = (u_0 .. u_{T-1})`` of the least mean cost within bounds;
+``u_0`` is applied, the plant moves, and everybody goes on from its old variables, shifted by one time step.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from lightning_fed.store import ClientId, Memory, MemoryStore
 
 N, T, U_MAX = 4, 10, 2.0  # subsystems, each with an agent and an input; horizon; bound of the inputs
 START = torch.tensor([1, 0, -1, 0, 0.5, 0, -0.5, 0], dtype=torch.float64)  # position, velocity of each subsystem
-WEIGHTS = dict.fromkeys(range(N), 1.0)  # all agents count alike
+WEIGHTS: dict[ClientId, float] = dict.fromkeys(range(N), 1.0)  # all agents count alike
 EYE = torch.eye(N, dtype=torch.float64)
 
 
@@ -160,15 +159,16 @@ def draw(states: Sequence[Tensor], inputs: Sequence[Tensor], curves: dict[str, d
         middle.stairs(inputs[0][:, i], baseline=None, color=f"C{i}", linewidth=1.5)
         middle.stairs(inputs[1][:, i], baseline=None, **dotted)
     left.plot(states[1][:, ::2], label=["centralised", *[None] * (N - 1)], **dotted)
-    middle.hlines([-U_MAX, U_MAX], 0, len(inputs[0]), color="grey", linestyle="--", linewidth=1, label="bounds")
+    middle.hlines([-U_MAX, U_MAX], 0, len(inputs[0]), color="grey", linestyle="--", linewidth=1)
     for (kind, curve), style in zip(curves.items(), ("o-", "s-", "^--"), strict=False):
         right.loglog(list(curve), list(curve.values()), style, label=kind)
         right.set_xticks(list(curve), list(map(str, curve)))
     right.minorticks_off()
-    for axes, title in ((left, "Positions"), (middle, "Inputs"), (right, "|cost / centralised cost - 1|")):
+    left.legend()
+    right.legend()
+    for axes, title in ((left, "Positions"), (middle, "Inputs and bounds"), (right, "|cost / centralised cost - 1|")):
         axes.set(title=title, xlabel="FedADMM rounds per time step" if axes is right else "time step")
         axes.grid(alpha=0.3)
-        axes.legend()
     return figure
 
 
