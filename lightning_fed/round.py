@@ -82,7 +82,8 @@ def _exchange(
         total = share if total is None else add(total, share)
         bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
         outcome.states[cid] = reply.state
-        outcome.local_models[cid] = reply.x_i
+        idle = not reply.steps and cid in before.local_models  # only asked for something: its model is the one before
+        outcome.local_models[cid] = before.local_models[cid] if idle else reply.x_i
         outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss
         outcome.steps[cid] = before.steps.get(cid, 0) + reply.steps
     weight = sum(weights[cid] for cid in cohort)

@@ -136,7 +136,7 @@ class ClientLoop(_Loop):
         assert self.question is not None
         self.question.before_batch()
         output = self._optimize(batch, batch_idx)
-        if self.stepping:
+        if self.stepping and self.trainer.optimizers:
             self.question.after_step(self.trainer.optimizers[0])
         return output
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.arguments import positive
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, length_of, record, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Solution, Total, length_of, record, wide
 
 
 @record
@@ -72,7 +72,7 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         assert isinstance(down, Down)
         fresh = local.gradient(down.x_bar) if self.option == 1 else None
         sol = local.solve(down.x_bar, linear=down.c - client.c_i)
-        c_i = client.c_i - down.c + (down.x_bar - sol.x) / length_of(sol, self) if fresh is None else fresh
+        c_i = self._off_the_steps(client, down, sol) if fresh is None else fresh
         return Reply(ClientState(c_i), Message(sol.x - down.x_bar, c_i - client.c_i), sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
@@ -80,6 +80,10 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         c = server.c + total.sum.c_delta_i / total.population
         return ServerState(x_bar.to(server.x_bar.dtype), c)
 
+    def _off_the_steps(self, client: ClientState, down: Down, sol: Solution) -> Tensor:
+        length = length_of(sol, self)
+        return client.c_i - down.c + (down.x_bar - sol.x) / length if length else client.c_i
+
     @property
-    def plain_sgd(self) -> str:
+    def plain_sgd(self) -> str | None:
         return "Scaffold(option=2) reads gradients off the local steps. Use option=1." if self.option == 2 else None

@@ -41,6 +41,7 @@ class AugmentedGradient:
         self._module, self._layout = module, layout
         self._after_step, self._evaluate_at = after_step, evaluate_at
         self._held: Tensor | None = None
+        self._stepping = False
         constant = _constant(linear, rho, center)
         named = dict(module.named_parameters())
         parts = {} if constant is None else layout.split(constant)
@@ -53,7 +54,9 @@ class AugmentedGradient:
             self._write(self._evaluate_at(self._held, self.lr_sum))
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Count the length of the step, and move on from where it led."""
+        """Count the length of the step, if there was one, and move on from where it led."""
+        if not self._stepping:
+            return
         lr = float(optimizer.param_groups[0].get("lr", float("nan")))
         self.lr_sum += lr
         if self._after_step is not None:
@@ -70,12 +73,11 @@ class AugmentedGradient:
         if self._held is not None:
             self._write(self._held)
             self._held = None
-        if not self._constants:
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._stepping = any(p.grad is not None for p in params)  # a batch without a loss makes no step
+        if not self._constants or not self._stepping:
             return
-        params = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._constants]
-        params = [p for p in params if p.requires_grad]
-        if all(p.grad is None for p in params):
-            return  # a batch without a loss makes no step
+        params = [p for p in params if id(p) in self._constants]
         for p in params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
