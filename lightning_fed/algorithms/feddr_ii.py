@@ -90,7 +90,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         sol = local.solve(start, rho=1 / self.eta_hat, center=centre)
         w_i = client.w_i + sol.x - down.x_bar
         if self.mode == "upload_first":
-            return Reply(ClientState(sol.x, w_i, client.x_hat_i), Message(w_i[:0]), sol.x, sol.loss, sol.steps)
+            return Reply(ClientState(sol.x, w_i, client.x_hat_i), Message(w_i[..., :0]), sol.x, sol.loss, sol.steps)
         x_hat_i = sol.x + w_i
         delta_i = x_hat_i - client.x_hat_i
         return Reply(ClientState(sol.x, w_i, x_hat_i), Message(delta_i), sol.x, sol.loss, sol.steps)

@@ -120,4 +120,4 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
 
 def _largest(v: Tensor, k: int | None) -> Sent:
     """The ``k`` entries of largest magnitude; all if None."""
-    return TopK(k or v.numel())(v, Generator()) if v.numel() else Sent(v, 0)
+    return TopK(k or v.shape[-1])(v, Generator()) if v.numel() else Sent(v, 0)

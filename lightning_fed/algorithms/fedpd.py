@@ -93,7 +93,7 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         sol = local.solve(start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
         lam_i = client.lam_i + (sol.x - x_0i) / self.eta_hat
         x_0i = sol.x + self.eta_hat * lam_i
-        message = Message(x_0i if down.exchange else x_0i[:0])
+        message = Message(x_0i if down.exchange else x_0i[..., :0])
         return Reply(ClientState(sol.x, lam_i, x_0i), message, sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:

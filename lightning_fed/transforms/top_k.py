@@ -25,7 +25,8 @@ class TopK(Transform):
         whole(self, "k", 1)
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
-        if self.k >= v.numel():
+        if self.k >= v.shape[-1]:
             return Sent(v, dense_bits(v))
-        kept = v.abs().argsort(descending=True, stable=True)[: self.k]
-        return Sent(torch.zeros_like(v).scatter(0, kept, v[kept]), self.k * (8 * v.element_size() + INDEX_BITS))
+        kept = v.abs().argsort(dim=-1, descending=True, stable=True)[..., : self.k]
+        value = torch.zeros_like(v).scatter(-1, kept, v.gather(-1, kept))
+        return Sent(value, kept.numel() * (8 * v.element_size() + INDEX_BITS))
