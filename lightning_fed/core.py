@@ -10,13 +10,16 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
-from typing_extensions import dataclass_transform
+from typing_extensions import Self, dataclass_transform
 
 from lightning_fed.prox import Prox, Zero
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="HasModel")
@@ -188,6 +191,12 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def broadcast(self, server: ServerT) -> Broadcast:
         return Broadcast(server.x_bar)
 
+    def bind(self, layout: Layout) -> Self:
+        """The same algorithm, whose ``g`` knows which parameters lie where; called before anything else."""
+        if dataclasses.is_dataclass(self) and any(field.name == "g" for field in dataclasses.fields(self)):
+            return dataclasses.replace(self, g=self.g.bind(layout))
+        return self
+
     def bytes_down(self, down: Broadcast) -> int:
         """What it takes to send ``down`` to one client."""
         return num_bytes(down)
@@ -249,7 +258,7 @@ def check_g(owner: HasProx) -> None:
 
 
 def hyper_parameters(algorithm: object) -> dict[str, object]:
-    """Name, value of every field, nested dataclasses included: for logs and checkpoints.
+    """Name, value of every field that has one, nested dataclasses included: for logs and checkpoints.
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
@@ -258,9 +267,12 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    nested = {k: hyper_parameters(v) if dataclasses.is_dataclass(v) else _plain(v) for k, v in values.items()}
-    return {"name": type(algorithm).__name__, **nested}
+    return {"name": type(algorithm).__name__, **{k: _plain(v) for k, v in values.items() if v is not None}}
 
 
 def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return hyper_parameters(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     return value.tolist() if isinstance(value, Tensor) else value

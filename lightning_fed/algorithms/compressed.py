@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch.utils import _pytree as pytree
 from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, record
 from lightning_fed.prox import Prox
 from lightning_fed.transforms import Transform
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 
 @record
@@ -68,6 +71,9 @@ class Compressed(Algorithm[Any, ClientState, Any]):
 
     def broadcast(self, server: Any) -> Broadcast:
         return self.algorithm.broadcast(server)
+
+    def bind(self, layout: Layout) -> Compressed:
+        return replace(self, algorithm=self.algorithm.bind(layout))
 
     def bytes_down(self, down: Broadcast) -> int:
         return self.algorithm.bytes_down(down)
