@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -27,9 +26,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--data", type=Path, help="LEAF JSON, npz by writer, parquet or NIST instead of generated data")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--threads", type=int, default=1, help="of torch; more only help where nothing else runs")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
     args = parser.parse_args()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    torch.set_num_threads(args.threads)
     pl.seed_everything(0, verbose=False)
     data = FEMNIST(args.data, writers=20, batch_size=20, invert=True)
     figure = FinalFigure(args.out / "figure.png", title="LEAF's CNN by FedADMM")
@@ -43,7 +43,13 @@ def main() -> None:
         limit_val_batches=0,  # the federated evaluation reads the test data already
         callbacks=[
             FederatedServer(FedADMM(eta=0.1), clients_per_round=10, local_steps=20),
-            ModelCheckpoint(args.out / "checkpoints", save_last=True, every_n_epochs=10, enable_version_counter=False),
+            ModelCheckpoint(  # every client's state is 79 MB: once at the end, or when it is interrupted
+                args.out / "checkpoints",
+                every_n_epochs=args.rounds,
+                save_last=True,
+                save_on_exception=True,
+                enable_version_counter=False,
+            ),
             figure,
             confusion,
         ],
@@ -53,12 +59,14 @@ def main() -> None:
     summarise(figure.history, time.monotonic() - began)
     print(f"\nData:       {data.description}")
     print(f"Accuracy:   {figure.history[-1]['federated/test_accuracy']:.1%} on characters that no writer trained on")
-    print("Mistakes:   " + ", ".join(f"{true} for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()))
+    mistakes = [f"{true} taken for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()]
+    print("Mistakes:   " + ", ".join(mistakes))
     print(f"Figures:    {figure.path}, {confusion.path}")
     print("To go on:   make demo ARGS='--resume --rounds 40'")
-    print("Your data:  make demo ARGS='--data FOLDER_OR_FILE', or lightning-fed fit --config configs/femnist_fedadmm.yaml")
+    print("Your data:  make demo ARGS='--data FOLDER_OR_FILE'; see docs/data.md and configs/femnist_fedadmm.yaml")
     if logger.experiment.offline:
-        print(f"W&B:        offline; to look at it: wandb sync {args.out}/wandb/latest-run")
+        run = f"{args.out}/wandb/latest-run"
+        print(f"W&B:        offline; to look at it here: wandb leet {args.out}/wandb; to upload it: wandb sync {run}")
 
 
 def summarise(history: list[dict[str, float]], seconds: float) -> None:

@@ -39,7 +39,7 @@ class Confusion(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         data: Any = trainer.datamodule
-        if not trainer.global_step or not data.has_split("test"):
+        if not trainer.global_step or trainer.fast_dev_run or not data.has_split("test"):
             return
         with measuring(trainer):
             found = [self._predict(trainer, batch) for batch in data.test_dataloader()]

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return len(self.history()) >= self.rounds and self.facts().get("finished", 0) >= self.rounds
+        return len(self.history()) >= self.rounds
 
     def resumes_at(self) -> int:
         """Rounds that need not be run again."""
@@ -137,10 +137,12 @@ class Run:
             trainer.save_checkpoint(self.checkpoint)
         else:
             self.checkpoint.unlink(missing_ok=True)
-        self._write_facts({**self.facts(), "finished": self.rounds})
 
     def record(self, history: list[Row], x_bar: np.ndarray[Any, np.dtype[Any]] | None) -> None:
         """Write the metrics so far, whole or not at all, and the model where it is wanted."""
+        if x_bar is not None:
+            self._x_bar_path(len(history)).parent.mkdir(exist_ok=True)
+            np.save(self._x_bar_path(len(history)), x_bar)
         names = list(dict.fromkeys(name for row in history for name in row))
         path = self.folder / "rounds.csv"
         with path.with_suffix(".tmp").open("w", newline="") as file:
@@ -148,9 +150,6 @@ class Run:
             writer.writeheader()
             writer.writerows(history)
         os.replace(path.with_suffix(".tmp"), path)
-        if x_bar is not None:
-            self._x_bar_path(len(history)).parent.mkdir(exist_ok=True)
-            np.save(self._x_bar_path(len(history)), x_bar)
 
     def _x_bar_path(self, round: int) -> Path:
         return self.folder / "x_bar" / f"round_{round:04d}.npy"

@@ -33,7 +33,7 @@ def test_the_code_on_a_page_runs(block: str) -> None:
     exec(compile(block, "<docs>", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("args", [["your_model.py"], ["demo.py", "--rounds", "2", "--out", "demo"]], ids=lambda a: a[0])
+@pytest.mark.parametrize("args", [["your_model.py"], ["demo.py", "--rounds", "1", "--out", "demo"]], ids=lambda a: a[0])
 def test_an_example_runs(
     args: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,7 +42,9 @@ def test_an_example_runs(
     printed = capsys.readouterr().out
     if args[0] == "demo.py":
         assert (tmp_path / "demo" / "figure.png").stat().st_size > 10_000
-        assert "rounds, " in printed
+        assert "generated handwriting, not FEMNIST" in printed
+        assert "Mistakes:" in printed
+        assert (tmp_path / "demo" / "confusion.png").stat().st_size > 10_000
         assert os.path.exists(tmp_path / "demo" / "checkpoints" / "last.ckpt")
     else:
         assert float(printed.rsplit(" ", 1)[1]) > 0.5
