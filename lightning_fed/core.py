@@ -258,7 +258,7 @@ def check_g(owner: HasProx) -> None:
 
 
 def hyper_parameters(algorithm: object) -> dict[str, object]:
-    """Name, value of every field that has one, nested dataclasses included: for logs and checkpoints.
+    """Name, value of every field, nested dataclasses included: for logs and checkpoints.
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
@@ -267,7 +267,7 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    return {"name": type(algorithm).__name__, **{k: _plain(v) for k, v in values.items() if v is not None}}
+    return {"name": type(algorithm).__name__, **{k: _plain(v) for k, v in values.items()}}
 
 
 def _plain(value: object) -> object:

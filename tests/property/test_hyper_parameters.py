@@ -172,4 +172,4 @@ def test_only_feddr_from_prox_and_fedlin_ask_everybody_first():
 
 
 def test_a_regulariser_shows_in_the_hyper_parameters():
-    assert hyper_parameters(FedADMM(g=L1(0.2)))["g"] == {"name": "L1", "c": 0.2}
+    assert hyper_parameters(FedADMM(g=L1(0.2)))["g"] == {"name": "L1", "c": 0.2, "on": None}
