@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: what is drawn and tabled, by its name in the logs
 CURVES = {
-    "objective": "objective $\\frac{1}{n}\\sum_i f_i(\\bar x)$",
+    "objective": "objective",
     "train_accuracy": "train accuracy",
     "test_accuracy": "test accuracy",
 }
@@ -39,7 +39,7 @@ def gaps(one: Sequence[Run], other: Sequence[Run]) -> dict[int, float]:
     found: dict[int, float] = {}
     partners = {run.seed: run for run in other}
     for run in one:
-        for round in sorted({*MARKS, run.rounds}):
+        for round in sorted({run.rounds, *(mark for mark in MARKS if mark < run.rounds)}):
             if (partner := partners.get(run.seed)) is None:
                 continue
             x, y = run.x_bar(round), partner.x_bar(round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -63,12 +64,13 @@ class Run:
         return self.folder / "last.ckpt"
 
     def history(self) -> list[Row]:
-        """Metrics by round, as far as the run has come."""
+        """Metrics by round, as far as the run has come; a longer run is shown as far as it is asked for."""
         path = self.folder / "rounds.csv"
         if not path.exists():
             return []
         with path.open(newline="") as file:
-            return [{name: float(v) for name, v in row.items() if v} for row in csv.DictReader(file)]
+            rows = itertools.islice(csv.DictReader(file), self.rounds)
+            return [{name: float(v) for name, v in row.items() if v} for row in rows]
 
     @property
     def done(self) -> bool:
