@@ -70,13 +70,39 @@ def _check_data(data: Any, server: FederatedServer) -> None:
         )
     ids = data.client_ids
     server.sampler.check(len(ids))
+    if server.algorithm.everybody and server.sampler.inclusion_probabilities(len(ids)).min() < 1:
+        raise ValueError(
+            f"{type(server.algorithm).__name__} needs every client in every round, but {server.sampler} leaves some"
+            " out. Leave clients_per_round away, or use FedADMM or FedDR."
+        )
     for cid in ids:
         if data.num_examples(cid) < 1:
             raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
 
 
+def _check_plain(trainer: pl.Trainer, why: str) -> None:
+    """Refuse local steps other than ``x - lr * gradient``."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    kinds = {type(optimizer).__name__ for optimizer in trainer.optimizers}
+    found = None
+    if not trainer.lightning_module.automatic_optimization:
+        found = "manual optimisation"
+    elif kinds != {"SGD"} or len(trainer.optimizers) > 1:
+        found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
+    elif any(group["momentum"] or group["nesterov"] or group["maximize"] for group in groups):
+        found = "SGD with momentum" if any(group["momentum"] for group in groups) else "SGD that maximises"
+    elif len({group["lr"] for group in groups}) > 1:
+        found = "different learning rates"
+    elif trainer.gradient_clip_val:
+        found = "gradient clipping"
+    if found:
+        raise ValueError(f"Local steps must be plain SGD with one learning rate, got {found}. {why}")
+
+
 def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
     """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
+    if algorithm.plain_sgd is not None:
+        _check_plain(trainer, algorithm.plain_sgd)
     scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
     for optimizer in trainer.optimizers:
         name = type(optimizer).__name__

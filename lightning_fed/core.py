@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
-from typing_extensions import dataclass_transform
+from typing_extensions import Self, dataclass_transform
 
 from lightning_fed.prox import Prox, Zero
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="HasModel")
 ClientT = TypeVar("ClientT")
 MessageT = TypeVar("MessageT")
+
+#: A point and a length, to another point; such as ``g.prox``.
+StepMap = Callable[[Tensor, float], Tensor]
 
 Start = Literal["local", "server", "centre"]
 Weights = Literal["uniform", "samples"]
@@ -88,32 +95,61 @@ class HasModel(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the number of steps taken."""
+    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
+
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps.
+    """
 
     x: Tensor
     loss: float = float("nan")
     steps: int = 0
+    lr_sum: float = float("nan")
 
 
 class Local(Protocol):
     """Whoever can answer the one question every algorithm asks."""
 
     def solve(
-        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
-        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero."""
+        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
+
+        First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
+        length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
+        ``work`` is the share of its local steps or epochs that a client gets done, one at least.
+        """
+        ...
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """The gradient of ``f_i`` at ``x``, over all of the client's data."""
+        ...
+
+    def rng(self, purpose: str) -> Generator:
+        """A stream of its own, drawn from (seed, round, client, purpose)."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Reply(Generic[ClientT, MessageT]):
-    """A client's answer: what it will remember, what it sends, and its local model ``x_i``."""
+    """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
+
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is.
+    """
 
     state: ClientT
     message: MessageT
     x_i: Tensor
     loss: float = float("nan")
     steps: int = 0
+    bytes_up: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,9 +191,23 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def broadcast(self, server: ServerT) -> Broadcast:
         return Broadcast(server.x_bar)
 
+    def bind(self, layout: Layout) -> Self:
+        """The same algorithm, whose ``g`` knows which parameters lie where; called before anything else."""
+        if dataclasses.is_dataclass(self) and any(field.name == "g" for field in dataclasses.fields(self)):
+            return dataclasses.replace(self, g=self.g.bind(layout))
+        return self
+
+    def bytes_down(self, down: Broadcast) -> int:
+        """What it takes to send ``down`` to one client."""
+        return num_bytes(down)
+
     def weight(self, num_examples: int) -> float:
         """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
         return 1.0
+
+    def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
+        """The state of a client whose message ``arrived`` other than it was sent; ``after`` is what it remembers."""
+        return after
 
     def local_model(self, client: ClientT) -> Tensor | None:
         """The client's own model ``x_i``, if the algorithm remembers one."""
@@ -169,9 +219,31 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         return 0.0
 
     @property
+    def everybody(self) -> bool:
+        """Whether every client has to take part in every round."""
+        return False
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """How often the server asks the cohort in one round; the server's state knows which of them is due."""
+        return 1
+
+    @property
+    def plain_sgd(self) -> str | None:
+        """Why local steps have to be plain gradient steps; None if any optimiser will do."""
+        return None
+
+    @property
     def full_start(self) -> bool:
         """Whether every client is asked once before round 0, as part of the initial state."""
         return False
+
+
+def length_of(solution: Solution, who: object) -> float:
+    """The sum of the local step sizes, where ``who`` cannot do without."""
+    if solution.lr_sum != solution.lr_sum:
+        raise ValueError(f"{type(who).__name__} needs plain gradient steps, whose lengths are known.")
+    return solution.lr_sum
 
 
 def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> Tensor:
@@ -190,14 +262,17 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
-    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5}
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5, 'stragglers': 0.0}
     """
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}
     values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
-    nested = {k: hyper_parameters(v) if dataclasses.is_dataclass(v) else _plain(v) for k, v in values.items()}
-    return {"name": type(algorithm).__name__, **nested}
+    return {"name": type(algorithm).__name__, **{k: _plain(v) for k, v in values.items()}}
 
 
 def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return hyper_parameters(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     return value.tolist() if isinstance(value, Tensor) else value

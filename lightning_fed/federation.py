@@ -38,14 +38,14 @@ class Federation:
     """
 
     def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
-        self.algorithm = algorithm
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
         self.layout = Layout.of(module)
+        self.algorithm = algorithm.bind(self.layout)
         self.first = clones(parameters_of(module))
         self.x0 = self.layout.flatten(self.first)
-        self.server = algorithm.init_server(self.x0)
-        self.store = MemoryStore(fresh=lambda: algorithm.init_client(self.x0))
+        self.server = self.algorithm.init_server(self.x0)
+        self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
         self.buffers = clones(buffers_of(module))
         self.rounds_done = -1 if algorithm.full_start else 0
         self.bytes_down = self.bytes_up = 0
@@ -69,6 +69,7 @@ class Federation:
         if layout == self.layout:
             return
         old, self.layout = self.layout, layout
+        self.algorithm = self.algorithm.bind(layout)
         for name, value in old.split(self.server.x_bar).items():
             if name not in layout.names:
                 self.first[name] = value.clone()  # frozen again: where it would go on from
@@ -82,7 +83,8 @@ class Federation:
 
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
-        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights)
+        exchanges = None if self.started else 1
+        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights, exchanges)
 
     def recall(self, cid: ClientId) -> Any:
         """A client's state, on the device of the model."""
@@ -141,6 +143,7 @@ class Federation:
         device = self.x0.device
         self.first = {name: saved["first"][name].to(p) for name, p in self.first.items()}
         self.layout = Layout.select(self.first, saved["names"])
+        self.algorithm = self.algorithm.bind(self.layout)
         self.x0 = self.layout.flatten(self.first)
         self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
         self.store.load_state_dict(saved["store"])

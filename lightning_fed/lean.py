@@ -70,6 +70,7 @@ class LeanStep:
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         module, precision = self.module, self.trainer.precision_plugin
         module._current_fx_name = "training_step"
+        self.question.before_batch()
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
@@ -81,4 +82,5 @@ class LeanStep:
             algorithm = self.trainer.gradient_clip_algorithm or "norm"
             module.clip_gradients(self.optimizer, self.trainer.gradient_clip_val, algorithm)
         self.optimizer.step()
+        self.question.after_step(self.optimizer)
         return {} if loss is None else {"loss": loss.detach()}

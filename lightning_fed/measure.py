@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
-from lightning_fed.vector import buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
@@ -83,22 +83,31 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
     """Gradient of the weighted mean of the clients' losses at the model the module holds."""
-    module, data = trainer.lightning_module, trainer.datamodule
     population = sum(federation.weights.values())
+    shares = {cid: weight / population for cid, weight in federation.weights.items()}
+    return sum(
+        (share * client_gradient(trainer, federation.layout, cid) for cid, share in shares.items()),
+        torch.zeros_like(federation.x0),
+    )
+
+
+def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tensor:
+    """Gradient of a client's loss over all its training data, in evaluation mode, at the model the module holds."""
+    module, data = trainer.lightning_module, trainer.datamodule
     step = loss_step(module, "train")
-    assert step is not None
-    gradient = torch.zeros_like(federation.x0)
-    params = [p for p in module.parameters() if p.requires_grad]
+    if step is None:
+        raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
+    params = {name: p for name, p in module.named_parameters() if name in layout.names}
+    gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
-        for cid, weight in federation.weights.items():
-            for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, "train")):
-                batch = move_batch(trainer, batch)
-                loss = _loss(_call(trainer, step, batch, batch_idx))
-                share = weight / population * batch_size_of(batch) / data.num_examples(cid)
-                grads = torch.autograd.grad(loss * share, params, allow_unused=True)
-                filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params, grads, strict=True)]
-                gradient += federation.layout.flatten(dict(zip(federation.layout.names, filled, strict=True)))
+        for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, "train")):
+            batch = move_batch(trainer, batch)
+            loss = _loss(_call(trainer, step, batch, batch_idx))
+            share = batch_size_of(batch) / data.num_examples(cid)
+            grads = torch.autograd.grad(loss * share, list(params.values()), allow_unused=True)
+            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
+            gradient += layout.flatten(dict(zip(params, filled, strict=True)))
     return gradient
 
 

@@ -44,30 +44,51 @@ def run_round(
     engine: Engine,
     recall: Callable[[ClientId], Any],
     weights: Mapping[ClientId, float],
+    exchanges: int | None = None,
+    down: Broadcast | None = None,
 ) -> Outcome:
-    """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server.
+    """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server; again, where it takes two.
 
-    ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation.
+    ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation. ``exchanges`` is the
+    algorithm's own number by default, ``down`` the broadcast of today's server.
     """
     if not cohort:
         return Outcome(server)
     if len(set(cohort)) < len(cohort):
         raise ValueError(f"A cohort names each client once; got {list(cohort)}.")
-    down = algorithm.broadcast(server)
-    outcome = Outcome(server, bytes_down=len(cohort) * num_bytes(down))
-    total, bytes_up = None, 0
-    replies = engine.ask(partial(_client_step, algorithm), map(recall, cohort), down, cohort)
+    outcome = Outcome(server)
+    for _ in range(exchanges or algorithm.exchanges_per_round):
+        staged = outcome.states
+        states = (staged[cid] if cid in staged else recall(cid) for cid in cohort)
+        outcome = _exchange(algorithm, outcome, cohort, engine, states, weights, down)
+    return outcome
+
+
+def _exchange(
+    algorithm: Algorithm[Any, Any, Any],
+    before: Outcome,
+    cohort: Sequence[ClientId],
+    engine: Engine,
+    states: Iterator[Any],
+    weights: Mapping[ClientId, float],
+    down: Broadcast | None,
+) -> Outcome:
+    down = algorithm.broadcast(before.server) if down is None else down
+    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
+    total, bytes_up = None, before.bytes_up
+    replies = engine.ask(partial(_client_step, algorithm), states, down, cohort)
     for cid, reply in zip(cohort, replies, strict=True):
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
-        bytes_up += num_bytes(reply.message)
+        bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
         outcome.states[cid] = reply.state
-        outcome.local_models[cid] = reply.x_i
-        outcome.losses[cid] = reply.loss
-        outcome.steps[cid] = reply.steps
+        idle = not reply.steps and cid in before.local_models  # only asked for something: its model is the one before
+        outcome.local_models[cid] = before.local_models[cid] if idle else reply.x_i
+        outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss
+        outcome.steps[cid] = before.steps.get(cid, 0) + reply.steps
     weight = sum(weights[cid] for cid in cohort)
     answered = Total(total, weight, len(cohort), sum(weights.values()))
-    server = algorithm.server_step(server, answered)
+    server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
     return replace(outcome, server=server, bytes_up=bytes_up)

@@ -297,9 +297,10 @@ class FederatedServer(FederatedCallback):
             raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
         return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
 
-    def planned_batches(self, trainer: pl.Trainer, epoch_length: int) -> int:
-        """Batches of one visit; ``limit_train_batches`` limits a whole visit."""
-        planned = self.local_steps or (self.local_epochs or 1) * epoch_length
+    def planned_batches(self, trainer: pl.Trainer, epoch_length: int, work: float = 1.0) -> int:
+        """Batches of one visit that gets a share of its ``work`` done; ``limit_train_batches`` limits a whole visit."""
+        steps, epochs = self.local_steps or 0, self.local_epochs or 1
+        planned = max(1, int(work * steps)) if steps else max(1, int(work * epochs)) * epoch_length
         return planned if trainer.overfit_batches else _limited(trainer.limit_train_batches, planned)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,14 +37,14 @@ class History:
 
 
 class _Engine:
-    def __init__(self, oracles: Sequence[Oracle]) -> None:
-        self.oracles = oracles
+    def __init__(self, oracles: Sequence[Oracle], seed: int) -> None:
+        self.oracles, self.seed, self.round = oracles, seed, -1
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[int | str]
     ) -> Iterator[Reply[Any, Any]]:
         for i, state in zip(cohort, states, strict=True):
-            yield step(state, down, self.oracles[int(i)])
+            yield step(state, down, replace(self.oracles[int(i)], key=(self.seed, self.round, int(i))))
 
 
 def simulate(
@@ -53,9 +53,10 @@ def simulate(
     x0: Tensor | Sequence[float] | None = None,
     rounds: int | None = None,
     cohorts: Iterable[Iterable[int]] | None = None,
-    solver: Solver | None = None,
+    solver: Solver | Sequence[Solver] | None = None,
     sampler: Sampler | None = None,
     seed: int = 0,
+    events: Iterable[tuple[int, int]] | None = None,
 ) -> History:
     """Run ``algorithm`` on clients in closed form and keep every state.
 
@@ -65,7 +66,9 @@ def simulate(
         x0: first model; zeros by default, in the precision of the first client.
         rounds: number of rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
         cohorts: who takes part in each round, instead of ``rounds``.
-        solver: :class:`Exact` (default) or :class:`GradientDescent`.
+        solver: :class:`Exact` (default) or :class:`GradientDescent`; a list of them for clients who differ.
+        events: asynchronous instead: ``(client, delay)`` of every upload, in the order the server applies them; the
+            client has worked with the model of ``delay`` uploads before.
 
     >>> from lightning_fed import Quadratic
     >>> from lightning_fed.algorithms import FedADMM
@@ -76,32 +79,68 @@ def simulate(
     """
     if not clients:
         raise ValueError("simulate needs at least one client.")
-    if (rounds is None) == (cohorts is None):
-        raise ValueError("simulate needs either rounds= or cohorts=, not both and not neither.")
-    if cohorts is not None and sampler is not None:
-        raise ValueError("simulate got cohorts= and sampler=. The sampler draws cohorts for rounds=; give one of them.")
+    if sum(given is not None for given in (rounds, cohorts, events)) != 1:
+        raise ValueError("simulate needs one of rounds=, cohorts= and events=.")
+    if rounds is None and sampler is not None:
+        given = "events" if cohorts is None else "cohorts"
+        raise ValueError(
+            f"simulate got {given}= and sampler=. The sampler draws cohorts for rounds=; give one of them."
+        )
     n = len(clients)
     start = _start(x0, clients[0])
+    delays: list[int] | None = None
+    if events is not None:
+        if algorithm.exchanges_per_round > 1:
+            name, times = type(algorithm).__name__, algorithm.exchanges_per_round
+            raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
+        members, delays = _events(events)
+        cohorts = [[i] for i in members]
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
-    engine = _Engine([Oracle(f, solver or Exact()) for f in clients])
+    if algorithm.everybody:
+        _check_everybody(algorithm, schedule, n)
+    solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
+    if len(solvers) != n:
+        raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
+    engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
     weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))
     server = algorithm.init_server(start)
     history = History(cohorts=schedule)
 
-    def advance(server: Any, cohort: Sequence[int]) -> Any:
-        outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights)
+    def advance(server: Any, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> Any:
+        outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights, exchanges, down)
         store.put({i: Memory(state, store[i].visits + 1) for i, state in outcome.states.items()})
         return outcome.server
 
     if algorithm.full_start:
-        server = advance(server, range(n))
+        server = advance(server, range(n), exchanges=1)
     for k in range(len(schedule) + 1):
+        engine.round = k - 1
         if k:
-            server = advance(server, schedule[k - 1])
+            stale = algorithm.broadcast(history.server[k - 1 - delays[k - 1]]) if delays else None
+            server = advance(server, schedule[k - 1], stale)
         history.server.append(server)
         history.clients.append([store[i].state for i in range(n)])
     return history
+
+
+def _events(events: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    members, delays = [], []
+    for k, (client, delay) in enumerate(events):
+        if not is_whole(delay) or not 0 <= delay <= k:
+            raise ValueError(f"events[{k}] has delay {delay!r}; before it there were {k} uploads, so 0 to {k}.")
+        members.append(client)
+        delays.append(delay)
+    return members, delays
+
+
+def _check_everybody(algorithm: Algorithm[Any, Any, Any], schedule: Sequence[Sequence[int]], n: int) -> None:
+    for k, cohort in enumerate(schedule):
+        if len(cohort) not in (0, n):
+            raise ValueError(
+                f"{type(algorithm).__name__} needs every client in every round; round {k} has {len(cohort)} of {n}."
+                " Use FedADMM or FedDR for partial participation."
+            )
 
 
 def _start(x0: Tensor | Sequence[float] | None, client: Loss) -> Tensor:

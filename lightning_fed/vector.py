@@ -68,6 +68,8 @@ class Layout:
         """``fresh``, a record in this layout, with what ``state``, a record in layout ``old``, knows already."""
 
         def move(known: Tensor, blank: Tensor) -> Tensor:
+            if known.shape != (old.numel,):
+                return known  # a counter, not a vector of parameters
             merged = blank.clone()
             source, target = old.split(known), self.split(merged)
             for name in target.keys() & source.keys():

@@ -38,6 +38,7 @@ class Visit:
     cohort: int
     step: int = 0
     planned: int = 0
+    work: float = 1.0
     loss: torch.Tensor | None = None
 
 
@@ -108,7 +109,7 @@ class ClientLoop(_Loop):
             loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
             length = server.epoch_length(self.trainer, len(loader))
             if epoch == 0:
-                visit.planned = server.planned_batches(self.trainer, length)
+                visit.planned = server.planned_batches(self.trainer, length, visit.work)
             count = min(length, visit.planned - done)
             for batch_idx, batch in zip(range(count), loader, strict=False):
                 yield batch_idx, batch_idx == count - 1, batch
@@ -122,7 +123,7 @@ class ClientLoop(_Loop):
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
             return None, 0, False
-        output = self._optimize(batch, batch_idx) if self._lean is None else self._lean(batch, batch_idx)
+        output = self._hooked(batch, batch_idx) if self._lean is None else self._lean(batch, batch_idx)
         if self.stepping:
             self._step_schedulers(batch_idx)
         if self._lean is None:
@@ -130,6 +131,14 @@ class ClientLoop(_Loop):
         results.batch = results.batch_size = None
         loss = output.get("loss")
         return None if loss is None else loss.detach(), batch_size_of(batch), True
+
+    def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        assert self.question is not None
+        self.question.before_batch()
+        output = self._optimize(batch, batch_idx)
+        if self.stepping and self.trainer.optimizers:
+            self.question.after_step(self.trainer.optimizers[0])
+        return output
 
     def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         trainer = self.trainer

@@ -5,13 +5,28 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
-from lightning_fed import GradientDescent, Quadratic
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed import Exact, GradientDescent, Quadratic
+from lightning_fed.algorithms import (
+    FedADMM,
+    FedAvg,
+    FedDR,
+    FedDRII,
+    FedDualAvg,
+    FedDyn,
+    FedLin,
+    FedMid,
+    FedPD,
+    FedProx,
+    FedSplit,
+    ParallelDRS,
+    Scaffold,
+)
 from lightning_fed.local.quadratic import Oracle
 from lightning_fed.prox import L1, Box, SquaredL2
 from lightning_fed.round import run_round
@@ -29,11 +44,31 @@ ALGORITHMS = [
     FedAvg(server_lr=0.7),
     FedProx(mu=0.5),
     FedProx(mu=2.0, server_lr=1.3, weights="uniform"),
+    ParallelDRS(eta_hat=0.2, alpha=1.5, g=L1(0.1), weights="samples"),
+    FedDRII(eta_hat=0.2, g=L1(0.1)),
+    FedDRII(eta_hat=0.15, g=Box(-0.3, 0.4), mode="upload_first", start="server"),
+    FedPD(eta_hat=0.2),
+    FedPD(eta_hat=0.15, skip=0.5, start="centre", seed=3),
+    FedDyn(alpha=6.0),
+    FedDyn(alpha=5.0, start="local"),
+    FedSplit(s=0.2),
+    Scaffold(),
+    Scaffold(option=1, server_lr=0.7),
+    FedLin(),
+    FedLin(client_k=1, server_k=2),
+    FedMid(g=L1(0.1), server_lr=0.8),
+    FedMid(g=Box(-0.3, 0.4), weights="samples"),
+    FedDualAvg(g=L1(0.1), weights="samples"),
+    FedDualAvg(g=Box(-0.3, 0.4), server_lr=1.2),
 ]
+
+#: What a server remembers, and the clients' variable it is the mean of.
+MEANS = {"x_tilde": "x_hat_i", "c": "c_i", "h": "q_i", "z_bar": "z_i"}
 
 LAW = settings(
     max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=False
 )
+EACH = settings(LAW, max_examples=8)  # for laws that are tried on every algorithm
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -41,6 +76,36 @@ def name_of(thing: object) -> str:
     """A test id: the fields that differ from their defaults."""
     changed = {f.name: getattr(thing, f.name) for f in fields(thing) if getattr(thing, f.name) != f.default}
     return f"{type(thing).__name__}({', '.join(f'{k}={v}' for k, v in changed.items())})"
+
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+
+
+def fields_of(record: object) -> set[str]:
+    return {field.name for field in fields(record)}
+
+
+def variables_of(algorithm) -> set[str]:
+    """Names of everything that server and clients remember."""
+    x0 = torch.zeros(2, dtype=torch.float64)
+    return fields_of(algorithm.init_client(x0)) | fields_of(algorithm.init_server(x0))
+
+
+def having(*names: str):
+    """Algorithms whose client or server states have these variables."""
+    have = [a for a in ALGORITHMS if set(names) <= variables_of(a)]
+    assert have
+    return pytest.mark.parametrize("algorithm", have, ids=name_of)
+
+
+def allowed(algorithm, cohorts: list[list[int]], n: int) -> list[list[int]]:
+    """The schedule as far as the algorithm allows it: everybody or nobody, where it needs everybody."""
+    return [list(range(n)) if cohort and algorithm.everybody else cohort for cohort in cohorts]
+
+
+def solver_for(algorithm):
+    """Exact, where a penalty makes even a non-convex problem have a solution."""
+    return Exact() if algorithm.penalty else GradientDescent(3, 0.05)
 
 
 def cohorts_of(n: int, rounds: int = 8) -> st.SearchStrategy[list[list[int]]]:
@@ -114,7 +179,7 @@ def identical(left, right) -> bool:
 
 
 def copy_of(tree):
-    return pytree.tree_map(torch.clone, tree)
+    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 class BareEngine:
@@ -138,14 +203,15 @@ class Federation:
         self.store = MemoryStore(fresh=lambda: algorithm.init_client(x0))
         self.server = algorithm.init_server(x0)
         if algorithm.full_start:
-            self.run([list(self.clients)])
+            self.run([list(self.clients)], exchanges=1)
 
-    def outcome(self, cohort):
-        return run_round(self.algorithm, self.server, cohort, self.engine, lambda c: self.store[c].state, self.weights)
+    def outcome(self, cohort, exchanges=None):
+        recall = lambda cid: self.store[cid].state  # noqa: E731
+        return run_round(self.algorithm, self.server, cohort, self.engine, recall, self.weights, exchanges)
 
-    def run(self, cohorts) -> Federation:
+    def run(self, cohorts, exchanges=None) -> Federation:
         for cohort in cohorts:
-            done = self.outcome(cohort)
+            done = self.outcome(cohort, exchanges)
             self.store.put({c: Memory(s, self.store[c].visits + 1) for c, s in done.states.items()})
             self.server = done.server
         return self

@@ -1,9 +1,39 @@
 """Federated algorithms: one paper, one file. They import `arguments`, `core`, `prox` and torch."""
 
+from lightning_fed.algorithms.compressed import Compressed
+from lightning_fed.algorithms.drs import douglas_rachford
 from lightning_fed.algorithms.fedadmm import FedADMM
 from lightning_fed.algorithms.fedavg import FedAvg
 from lightning_fed.algorithms.feddr import FedDR
+from lightning_fed.algorithms.feddr_ii import FedDRII
+from lightning_fed.algorithms.feddualavg import FedDualAvg
+from lightning_fed.algorithms.feddyn import FedDyn
+from lightning_fed.algorithms.fedlin import FedLin
+from lightning_fed.algorithms.fedmid import FedMid
+from lightning_fed.algorithms.fedpaq import FedPAQ
+from lightning_fed.algorithms.fedpd import FedPD
 from lightning_fed.algorithms.fedprox import FedProx
+from lightning_fed.algorithms.fedsplit import FedSplit
+from lightning_fed.algorithms.parallel_drs import ParallelDRS
+from lightning_fed.algorithms.scaffold import Scaffold
 from lightning_fed.core import Algorithm
 
-__all__ = ["Algorithm", "FedADMM", "FedAvg", "FedDR", "FedProx"]
+__all__ = [
+    "Algorithm",
+    "Compressed",
+    "FedADMM",
+    "FedAvg",
+    "FedDR",
+    "FedDRII",
+    "FedDualAvg",
+    "FedDyn",
+    "FedLin",
+    "FedMid",
+    "FedPAQ",
+    "FedPD",
+    "FedProx",
+    "FedSplit",
+    "ParallelDRS",
+    "Scaffold",
+    "douglas_rachford",
+]

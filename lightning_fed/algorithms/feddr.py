@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -103,6 +103,9 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
 
     def weight(self, num_examples: int) -> float:
         return float(num_examples) if self.weights == "samples" else 1.0
+
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i)
 
     def local_model(self, client: ClientState) -> Tensor:
         return client.x_i

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from lightning_fed.callbacks.base import notify
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.workspace import Workspace
+from lightning_fed.measure import client_gradient
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones
@@ -53,15 +55,22 @@ class SequentialEngine:
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             visit = Visit(self.round, cid, position, len(cohort))
             notify(trainer, "on_client_start", visit)
-            self.workspace.reset(self.kept_buffers[cid].buffers if self.kept_buffers is not None else None)
+            self.workspace.reset(self._own_buffers(cid))
             try:
-                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit))
+                slope = partial(client_gradient, trainer, self.layout, cid)
+                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit, slope))
             except Exception as error:
                 raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
             self._check(cid, reply)
-            self.buffers[cid] = clones(buffers_of(self.workspace.module))
+            if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
+                self.buffers[cid] = clones(buffers_of(self.workspace.module))
             notify(trainer, "on_client_end", visit, reply)
             yield reply
+
+    def _own_buffers(self, cid: ClientId) -> Mapping[str, Tensor] | None:
+        if self.kept_buffers is None:
+            return None
+        return self.buffers[cid] if cid in self.buffers else self.kept_buffers[cid].buffers
 
     def _check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
         if bool(torch.isfinite(reply.x_i).all()):

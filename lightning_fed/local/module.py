@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fed.core import Solution
+from lightning_fed.core import Solution, StepMap
+from lightning_fed.randomness import torch_generator
 from lightning_fed.vector import Layout, overwrite, parameters_of
 
 if TYPE_CHECKING:
@@ -25,22 +27,57 @@ class AugmentedGradient:
     """
 
     def __init__(
-        self, module: pl.LightningModule, layout: Layout, linear: Tensor | None, rho: float, center: Tensor
+        self,
+        module: pl.LightningModule,
+        layout: Layout,
+        linear: Tensor | None,
+        rho: float,
+        center: Tensor,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
     ) -> None:
         self.rho = rho
+        self.lr_sum = 0.0
+        self._module, self._layout = module, layout
+        self._after_step, self._evaluate_at = after_step, evaluate_at
+        self._held: Tensor | None = None
+        self._stepping = False
         constant = _constant(linear, rho, center)
         named = dict(module.named_parameters())
         parts = {} if constant is None else layout.split(constant)
         self._constants = {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
 
+    def before_batch(self) -> None:
+        """Where gradients are taken elsewhere, the module goes there until the step."""
+        if self._evaluate_at is not None and self._held is None:
+            self._held = self._read()
+            self._write(self._evaluate_at(self._held, self.lr_sum))
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Count the length of the step, if there was one, and move on from where it led."""
+        if not self._stepping:
+            return
+        lr = float(optimizer.param_groups[0].get("lr", float("nan")))
+        self.lr_sum += lr
+        if self._after_step is not None:
+            self._write(self._after_step(self._read(), lr))
+
+    def _read(self) -> Tensor:
+        return self._layout.flatten(parameters_of(self._module))
+
+    def _write(self, x: Tensor) -> None:
+        overwrite(parameters_of(self._module), self._layout.split(x))
+
     @torch.no_grad()
     def add_to(self, optimizer: Optimizer) -> None:
-        if not self._constants:
+        if self._held is not None:
+            self._write(self._held)
+            self._held = None
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._stepping = any(p.grad is not None for p in params)  # a batch without a loss makes no step
+        if not self._constants or not self._stepping:
             return
-        params = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._constants]
-        params = [p for p in params if p.requires_grad]
-        if all(p.grad is None for p in params):
-            return  # a batch without a loss makes no step
+        params = [p for p in params if id(p) in self._constants]
         for p in params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -62,17 +99,37 @@ def _constant(linear: Tensor | None, rho: float, center: Tensor) -> Tensor | Non
 
 
 class ModuleLocal:
-    """One client's visit: loads the start into the module, runs local work, reads the answer."""
+    """One client's visit: loads the start into the module, runs local work, reads the answer.
 
-    def __init__(self, loop: ClientLoop, layout: Layout, visit: Visit) -> None:
-        self.loop, self.layout, self.visit = loop, layout, visit
+    Args:
+        slope: gives the gradient of the client's loss at the module's parameters, over all its data.
+    """
+
+    def __init__(self, loop: ClientLoop, layout: Layout, visit: Visit, slope: Callable[[], Tensor]) -> None:
+        self.loop, self.layout, self.visit, self.slope = loop, layout, visit, slope
 
     def solve(
-        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
+        self.visit.work = work
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
         center = torch.zeros_like(start) if center is None else center
-        question = AugmentedGradient(module, self.layout, linear, rho, center)
+        question = AugmentedGradient(module, self.layout, linear, rho, center, after_step, evaluate_at)
         loss, steps = self.loop.run(self.visit, question)
-        return Solution(self.layout.flatten(parameters_of(module)), loss, steps)
+        return Solution(self.layout.flatten(parameters_of(module)), loss, steps, question.lr_sum)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        overwrite(parameters_of(self.loop.trainer.lightning_module), self.layout.split(x))
+        return self.slope()
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch_generator(self.loop.server.seed, self.visit.round, self.visit.client, purpose)

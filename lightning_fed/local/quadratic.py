@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.arguments import is_whole, whole
-from lightning_fed.core import Solution
+from lightning_fed.core import Solution, StepMap
+from lightning_fed.randomness import torch_generator
 
 
 class Loss(Protocol):
@@ -99,12 +100,25 @@ class GradientDescent:
         if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
 
-    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
+    def __call__(
+        self,
+        f: Loss,
+        start: Tensor,
+        linear: Tensor,
+        rho: float,
+        center: Tensor,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
+    ) -> Solution:
         x, losses = start, []
-        for _ in range(self.steps):
-            losses.append(float(f(x)))
-            x = x - self.lr * (f.grad(x) + linear + rho * (x - center))
-        return Solution(x, loss=sum(losses) / self.steps, steps=self.steps)
+        steps = max(1, int(work * self.steps))
+        for k in range(steps):
+            at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
+            losses.append(float(f(at)))
+            x = x - self.lr * (f.grad(at) + linear + rho * (x - center))
+            x = x if after_step is None else after_step(x, self.lr)
+        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +127,29 @@ class Oracle:
 
     f: Loss
     solver: Solver
+    key: tuple[int | str, ...] = ()  # of whatever is random
 
     def solve(
-        self, start: Tensor, *, linear: Tensor | None = None, rho: float = 0.0, center: Tensor | None = None
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
     ) -> Solution:
         zero = torch.zeros_like(start)
-        return self.solver(self.f, start, zero if linear is None else linear, rho, zero if center is None else center)
+        linear, center = zero if linear is None else linear, zero if center is None else center
+        if after_step is None and evaluate_at is None and work == 1:
+            return self.solver(self.f, start, linear, rho, center)
+        if not isinstance(self.solver, GradientDescent):
+            raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
+        return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at, work)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.f.grad(x)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch_generator(*self.key, purpose)

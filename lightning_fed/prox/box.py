@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from lightning_fed.arguments import is_number
-from lightning_fed.prox.base import Prox
+from lightning_fed.prox.selective import ConvexSet, Patterns
 
 
 @dataclass(frozen=True)
-class Box(Prox):
+class Box(ConvexSet):
     r"""Constraint :math:`lo \le x_j \le hi` for every entry; its prox clips.
 
     >>> Box(-1.0, 1.0).prox(torch.tensor([3.0, -1.0, 0.5]), 1.0)
@@ -19,16 +19,17 @@ class Box(Prox):
 
     lo: float = 0.0
     hi: float = 1.0
-    indicator = True
+    on: Patterns = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         numbers = is_number(self.lo) and is_number(self.hi)
         if not numbers or not self.lo <= self.hi or self.lo == float("inf") or self.hi == -float("inf"):
             raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}: numbers with something between.")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        inside = ((x >= self.lo) & (x <= self.hi)).all(-1)
+    def value(self, x: Tensor) -> Tensor:
+        inside = ((x >= self.lo) & (x <= self.hi)).all(-1)  # clipping is exact
         return torch.where(inside, 0.0, float("inf")).to(x.dtype)
 
-    def prox(self, v: Tensor, t: float) -> Tensor:
+    def project(self, v: Tensor) -> Tensor:
         return v.clamp(self.lo, self.hi)

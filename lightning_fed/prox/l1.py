@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox, check_strength
+from lightning_fed.prox.base import check_strength
+from lightning_fed.prox.elementary import soft
+from lightning_fed.prox.selective import Patterns, Selective
 
 
 @dataclass(frozen=True)
-class L1(Prox):
+class L1(Selective):
     r""":math:`g(x) = c\|x\|_1`, whose prox shrinks every entry towards 0 by :math:`tc`.
 
     >>> import torch
@@ -17,12 +19,14 @@ class L1(Prox):
     """
 
     c: float = 1.0
+    on: Patterns = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self, self.c)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         return self.c * x.abs().sum(-1)
 
-    def prox(self, v: Tensor, t: float) -> Tensor:
-        return v.sign() * (v.abs() - t * self.c).clamp(min=0)
+    def shrink(self, v: Tensor, t: float) -> Tensor:
+        return soft(v, t * self.c)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox, check_strength
+from lightning_fed.prox.base import check_strength
+from lightning_fed.prox.selective import Patterns, Selective
 
 
 @dataclass(frozen=True)
-class SquaredL2(Prox):
+class SquaredL2(Selective):
     r""":math:`g(x) = \frac c2\|x\|^2`, whose prox divides by :math:`1 + tc`.
 
     >>> import torch
@@ -17,12 +18,14 @@ class SquaredL2(Prox):
     """
 
     c: float = 1.0
+    on: Patterns = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self, self.c)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         return 0.5 * self.c * x.square().sum(-1)
 
-    def prox(self, v: Tensor, t: float) -> Tensor:
+    def shrink(self, v: Tensor, t: float) -> Tensor:
         return v / (1 + t * self.c)

@@ -4,15 +4,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox
+from lightning_fed.prox.selective import Selective
 
 
 @dataclass(frozen=True)
-class Zero(Prox):
-    r""":math:`g(x) = 0`, whose prox is the identity."""
+class Zero(Selective):
+    r""":math:`g(x) = 0`, whose prox is the identity.
 
-    def __call__(self, x: Tensor) -> Tensor:
+    >>> import torch
+    >>> Zero().prox(torch.tensor([3.0, -1.0]), 1.0)
+    tensor([ 3., -1.])
+    """
+
+    def value(self, x: Tensor) -> Tensor:
         return x.new_zeros(x.shape[:-1])
 
-    def prox(self, v: Tensor, t: float) -> Tensor:
+    def shrink(self, v: Tensor, t: float) -> Tensor:
         return v

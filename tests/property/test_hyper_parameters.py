@@ -6,7 +6,20 @@ import re
 import pytest
 from problems import ALGORITHMS
 
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed.algorithms import (
+    FedADMM,
+    FedAvg,
+    FedDR,
+    FedDRII,
+    FedDualAvg,
+    FedDyn,
+    FedLin,
+    FedMid,
+    FedPD,
+    FedProx,
+    FedSplit,
+    Scaffold,
+)
 from lightning_fed.core import hyper_parameters
 from lightning_fed.prox import L1
 
@@ -46,7 +59,14 @@ def test_an_unknown_choice_is_refused(algorithm, name, value):
 
 @pytest.mark.parametrize(
     ("algorithm", "name"),
-    [(FedADMM(), "eta"), (FedADMM(), "alpha"), (FedDR(), "eta_hat"), (FedDR(), "alpha"), (FedAvg(), "server_lr")],
+    [
+        *((FedADMM(), name) for name in ("eta", "alpha")),
+        *((FedDR(), name) for name in ("eta_hat", "alpha")),
+        *((kind(), "eta_hat") for kind in (FedDRII, FedPD)),
+        *((kind(), "server_lr") for kind in (FedAvg, Scaffold, FedMid, FedDualAvg)),
+        (FedDyn(), "alpha"),
+        (FedSplit(), "s"),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("zero", [0, 0.0, -0.0])
@@ -60,6 +80,32 @@ def test_relaxation_beyond_two_is_refused(algorithm, alpha):
     refuses(algorithm, "alpha", alpha)
     with pytest.raises(ValueError, match="at most 2, got"):
         dataclasses.replace(algorithm, alpha=alpha)
+
+
+@pytest.mark.parametrize("option", [0, 3, "2", None, True, 1.5], ids=repr)
+def test_an_option_of_scaffold_that_is_none_is_refused(option):
+    with pytest.raises(ValueError, match=rf"Scaffold\.option must be 1 or 2, got {option!r}\."):
+        Scaffold(option)
+
+
+@pytest.mark.parametrize("name", ["client_k", "server_k"])
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, "1"], ids=repr)
+def test_a_number_of_entries_that_is_none_is_refused(name, k):
+    refuses_whole = rf"FedLin\.{name} must be a whole number >= 1, got {k!r}\."
+    with pytest.raises(ValueError, match=refuses_whole):
+        FedLin(**{name: k})
+
+
+@pytest.mark.parametrize("skip", [1, 1.0, 1.5])
+def test_never_talking_is_refused(skip):
+    with pytest.raises(ValueError, match=rf"FedPD\.skip must stay below 1, got {skip!r}: nobody would ever talk"):
+        FedPD(skip=skip)
+
+
+@pytest.mark.parametrize("seed", [0.5, None, "0", True], ids=repr)
+def test_a_seed_of_coins_that_is_none_is_refused(seed):
+    with pytest.raises(ValueError, match=rf"FedPD\.seed must be a whole number, got {seed!r}\."):
+        FedPD(seed=seed)
 
 
 def test_borders_of_the_ranges_are_accepted():
@@ -118,10 +164,12 @@ def test_the_penalty_is_the_rho_of_the_question():
     assert FedProx(mu=0.5).penalty == 0.5
 
 
-def test_only_feddr_from_prox_asks_everybody_first():
+def test_only_feddr_from_prox_and_fedlin_ask_everybody_first():
+    first = {type(a).__name__ for a in ALGORITHMS if a.full_start}
+    assert first == {"FedDR", "FedLin"}
     assert FedDR(init="prox").full_start
-    assert not any(a.full_start for a in (FedADMM(), FedDR(), FedAvg(), FedProx()))
+    assert not FedDR().full_start
 
 
 def test_a_regulariser_shows_in_the_hyper_parameters():
-    assert hyper_parameters(FedADMM(g=L1(0.2)))["g"] == {"name": "L1", "c": 0.2}
+    assert hyper_parameters(FedADMM(g=L1(0.2)))["g"] == {"name": "L1", "c": 0.2, "on": None}

@@ -159,7 +159,12 @@ def test_limits_are_named(zero, wanted):
 
 
 def test_hyper_parameters_are_plain_values_nested_by_name():
-    assert hyper_parameters(FedADMM(eta=2.0, g=Box(-1.0, 1.0)))["g"] == {"name": "Box", "lo": -1.0, "hi": 1.0}
-    assert hyper_parameters(L1(0.5)) == {"name": "L1", "c": 0.5}
+    assert hyper_parameters(FedADMM(eta=2.0, g=Box(-1.0, 1.0)))["g"] == {
+        "name": "Box",
+        "lo": -1.0,
+        "hi": 1.0,
+        "on": None,
+    }
+    assert hyper_parameters(L1(0.5)) == {"name": "L1", "c": 0.5, "on": None}
     assert hyper_parameters(Knob(turn=torch.tensor([1.0, 2.0]))) == {"name": "Knob", "turn": [1.0, 2.0], "mode": "a"}
     assert hyper_parameters(Minimal()) == {"name": "Minimal"}

@@ -106,8 +106,17 @@ def test_nobody_cannot_be_simulated():
 
 def test_either_rounds_or_cohorts_must_be_given():
     for both_or_neither in ({}, {"rounds": 1, "cohorts": [[0]]}):
-        with pytest.raises(ValueError, match=r"either rounds= or cohorts=, not both and not neither"):
+        with pytest.raises(ValueError, match="one of rounds=, cohorts= and events="):
             simulate(ADMM, CLIENTS, X0, **both_or_neither)
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_solvers_are_one_for_all_or_one_for_each(number):
+    each = [GradientDescent(i + 1, 0.1) for i in range(3)]
+    mixed = simulate(FedAvg(), CLIENTS, X0, cohorts=[[1]], solver=each)
+    assert identical(mixed.server, simulate(FedAvg(), CLIENTS, X0, cohorts=[[1]], solver=each[1]).server)
+    with pytest.raises(ValueError, match=rf"simulate got {number} solvers for 3 clients\."):
+        simulate(FedAvg(), CLIENTS, X0, rounds=1, solver=[GradientDescent(1, 0.1)] * number)
 
 
 @pytest.mark.parametrize("rounds", [-1, 1.5, "3"], ids=repr)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, record
+from lightning_fed.prox import Prox
+from lightning_fed.transforms import Transform
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
+
+
+@record
+class ClientState:
+    inner: Any  # what the algorithm remembers
+    kept: Any  # what transforms have kept back so far, in the shape of a message
+
+
+@dataclass(frozen=True)
+class Compressed(Algorithm[Any, ClientState, Any]):
+    r"""Any algorithm, with its uploads transformed: quantised, cut to the largest entries, clipped.
+
+    An algorithm whose clients remember what the server has counted (FedADMM, FedDR) remembers what *arrived*: what was
+    not sent is then part of the next change by itself. For the others, ``feedback`` adds it to the next message.
+
+    Args:
+        algorithm: what is run.
+        transform: what its messages go through, vector by vector.
+        feedback: remember what was not sent, and send it along next time.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.transforms import TopK
+    >>> clients = [Quadratic([[1.0, 0.0], [0.0, 2.0]], [1.0, 2.0]), Quadratic([[2.0, 0.0], [0.0, 1.0]], [2.0, 1.0])]
+    >>> simulate(Compressed(FedADMM(eta=2.0), TopK(1)), clients, rounds=200).x_bar.round(decimals=6)
+    tensor([1., 1.], dtype=torch.float64)
+    """
+
+    algorithm: Algorithm[Any, Any, Any]
+    transform: Transform
+    feedback: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, Algorithm):
+            raise TypeError(f"Compressed.algorithm must be an Algorithm such as FedADMM(), got {self.algorithm!r}.")
+        if not isinstance(self.transform, Transform):
+            raise TypeError(f"Compressed.transform must be a Transform such as Quantize(16), got {self.transform!r}.")
+        remembers = type(self.algorithm).acknowledge is not Algorithm.acknowledge
+        if self.feedback and remembers:
+            raise ValueError(
+                f"Compressed(feedback=True) would count twice: {type(self.algorithm).__name__} remembers what arrived."
+                " Leave feedback off."
+            )
+
+    @property
+    def g(self) -> Prox:  # type: ignore[override]
+        return self.algorithm.g
+
+    def init_server(self, x0: Tensor) -> Any:
+        return self.algorithm.init_server(x0)
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        kept = torch.zeros_like(x0) if self.feedback else x0[:0]
+        return ClientState(self.algorithm.init_client(x0), kept)
+
+    def broadcast(self, server: Any) -> Broadcast:
+        return self.algorithm.broadcast(server)
+
+    def bind(self, layout: Layout) -> Compressed:
+        return replace(self, algorithm=self.algorithm.bind(layout))
+
+    def bytes_down(self, down: Broadcast) -> int:
+        return self.algorithm.bytes_down(down)
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Any]:
+        reply = self.algorithm.client_step(client.inner, down, local)
+        rng, bits, kept = local.rng("transform"), 0, client.kept
+        leaves, tree = pytree.tree_flatten(reply.message)
+        arrived = []
+        for leaf in leaves:
+            if leaf.ndim != 1 or not leaf.numel():
+                arrived.append(leaf)
+                bits += leaf.numel() * leaf.element_size() * 8
+                continue
+            wanted = leaf + kept if self.feedback else leaf
+            sent = self.transform(wanted, rng)
+            kept = wanted - sent.value if self.feedback else kept
+            arrived.append(sent.value)
+            bits += sent.bits
+        message = pytree.tree_unflatten(arrived, tree)
+        state = ClientState(self.algorithm.acknowledge(client.inner, reply.state, message), kept)
+        return Reply(state, message, reply.x_i, reply.loss, reply.steps, math.ceil(bits / 8))
+
+    def server_step(self, server: Any, total: Total[Any]) -> Any:
+        return self.algorithm.server_step(server, total)
+
+    def weight(self, num_examples: int) -> float:
+        return self.algorithm.weight(num_examples)
+
+    def local_model(self, client: ClientState) -> Tensor | None:
+        return self.algorithm.local_model(client.inner)
+
+    @property
+    def penalty(self) -> float:
+        return self.algorithm.penalty
+
+    @property
+    def everybody(self) -> bool:
+        return self.algorithm.everybody
+
+    @property
+    def exchanges_per_round(self) -> int:
+        return self.algorithm.exchanges_per_round
+
+    @property
+    def plain_sgd(self) -> str | None:
+        return self.algorithm.plain_sgd
+
+    @property
+    def full_start(self) -> bool:
+        return self.algorithm.full_start

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fed.arguments import one_of, positive
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, check_g, record, start_point, wide
+from lightning_fed.prox import Prox, Zero
+
+
+@record
+class ClientState:
+    x_i: Tensor  # local model
+    w_i: Tensor  # x_i - y_i in FedDR's letters: the scaled dual variable
+    x_hat_i: Tensor  # x_i + w_i, as last uploaded
+
+
+@record
+class ServerState:
+    x_bar: Tensor  # the model
+    x_tilde: Tensor  # mean of the uploaded x_hat_i over all n clients, in float64
+    working: Tensor  # whether the next thing clients do is to work; else it is to upload
+
+
+@record
+class Down(Broadcast):
+    """``x_bar`` is empty where clients are only asked to upload."""
+
+    work: bool
+
+
+@record
+class Message:
+    delta_i: Tensor  # change of x_hat_i; empty where nothing is uploaded
+
+
+@dataclass(frozen=True)
+class FedDRII(Algorithm[ServerState, ClientState, Message]):
+    r"""FedDR in the variable :math:`w_i = x_i - y_i`, the step between FedDR and FedADMM.
+
+    .. math::
+        x_i \approx \mathrm{prox}_{\hat\eta f_i}(\bar x - w_i), \quad w_i \leftarrow w_i + x_i - \bar x, \quad
+        \hat x_i = x_i + w_i \\
+        \bar x \leftarrow \mathrm{prox}_{\hat\eta g}\big(\tfrac1n\textstyle\sum_i \hat x_i\big)
+
+    Args:
+        eta_hat: step of the prox, > 0.
+        g: regulariser or constraint, applied by the server.
+        mode: ``fresh`` clients upload after their work, which is FedDR with alpha = 1. ``upload_first`` is the protocol
+            as the paper writes it: clients upload what they have, receive the new mean, work, and keep the result until
+            they are drawn again. With a part of the clients that is another, delayed method.
+        start: local work starts at the ``local`` model, the ``server``'s, or the ``centre`` of the prox.
+
+    Reference: arXiv:2203.15104.
+    """
+
+    eta_hat: float = 1.0
+    g: Prox = Zero()
+    mode: Literal["fresh", "upload_first"] = "fresh"
+    start: Start = "local"
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")
+        check_g(self)
+        one_of(self, "mode", ("fresh", "upload_first"))
+        one_of(self, "start", ("local", "server", "centre"))
+
+    def init_server(self, x0: Tensor) -> ServerState:
+        working = torch.tensor(self.mode == "fresh")
+        return ServerState(self.g.prox(wide(x0), self.eta_hat).to(x0.dtype), wide(x0), working)
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        return ClientState(x_i=x0, w_i=torch.zeros_like(x0), x_hat_i=x0)
+
+    def broadcast(self, server: ServerState) -> Down:
+        work = bool(server.working)
+        return Down(server.x_bar if work else server.x_bar[:0], work)
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        assert isinstance(down, Down)
+        if not down.work:
+            x_hat_i = client.x_i + client.w_i
+            state = ClientState(client.x_i, client.w_i, x_hat_i)
+            return Reply(state, Message(x_hat_i - client.x_hat_i), client.x_i)
+        centre = down.x_bar - client.w_i
+        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=centre)
+        sol = local.solve(start, rho=1 / self.eta_hat, center=centre)
+        w_i = client.w_i + sol.x - down.x_bar
+        if self.mode == "upload_first":
+            return Reply(ClientState(sol.x, w_i, client.x_hat_i), Message(w_i[..., :0]), sol.x, sol.loss, sol.steps)
+        x_hat_i = sol.x + w_i
+        delta_i = x_hat_i - client.x_hat_i
+        return Reply(ClientState(sol.x, w_i, x_hat_i), Message(delta_i), sol.x, sol.loss, sol.steps)
+
+    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
+        if self.mode == "upload_first" and bool(server.working):
+            return ServerState(server.x_bar, server.x_tilde, torch.tensor(False))
+        x_tilde = server.x_tilde + total.sum.delta_i / total.population
+        return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde, torch.tensor(True))
+
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i) if arrived.delta_i.numel() else after
+
+    def local_model(self, client: ClientState) -> Tensor:
+        return client.x_i
+
+    @property
+    def penalty(self) -> float:
+        return 1 / self.eta_hat
+
+    @property
+    def exchanges_per_round(self) -> int:
+        return 2 if self.mode == "upload_first" else 1

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fed.arguments import one_of, positive
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point, wide
+
+
+@record
+class ClientState:
+    x_i: Tensor  # local model
+    q_i: Tensor  # the gradient of f_i at its last local model, if that was exact
+
+
+@record
+class ServerState:
+    x_bar: Tensor  # the model
+    h: Tensor  # mean of q_i over all n clients, in float64
+
+
+@record
+class Message:
+    delta_i: Tensor  # x_i - x_bar
+
+
+@dataclass(frozen=True)
+class FedDyn(Algorithm[ServerState, ClientState, Message]):
+    r"""Dynamic regularisation (Acar et al. 2021).
+
+    .. math::
+        x_i &\approx \arg\min_x f_i(x) - \langle q_i, x\rangle + \tfrac\alpha2\|x - \bar x\|^2, \quad
+        q_i \leftarrow q_i - \alpha (x_i - \bar x) \\
+        h &\leftarrow h - \tfrac\alpha n \textstyle\sum_{i\in S} (x_i - \bar x), \quad
+        \bar x \leftarrow \tfrac1{|S|}\textstyle\sum_{i\in S} x_i - h/\alpha
+
+    With everybody taking part it is ``FedADMM(eta=alpha)``; with a part of them it averages the *active* models but
+    *all* duals, and differs.
+
+    Args:
+        alpha: penalty, > 0.
+        start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the quadratic.
+
+    Reference: arXiv:2111.04263.
+    """
+
+    alpha: float = 1.0
+    start: Start = "server"
+
+    def __post_init__(self) -> None:
+        positive(self, "alpha", "It weighs |x_i - x_bar|^2; start from 1.0.")
+        one_of(self, "start", ("local", "server", "centre"))
+
+    def init_server(self, x0: Tensor) -> ServerState:
+        return ServerState(x_bar=x0, h=torch.zeros_like(wide(x0)))
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        return ClientState(x_i=x0, q_i=torch.zeros_like(x0))
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        x_bar = down.x_bar
+        centre = x_bar + client.q_i / self.alpha
+        start = start_point(self.start, own=client.x_i, server=x_bar, centre=centre)
+        sol = local.solve(start, linear=-client.q_i, rho=self.alpha, center=x_bar)
+        q_i = client.q_i - self.alpha * (sol.x - x_bar)
+        return Reply(ClientState(sol.x, q_i), Message(sol.x - x_bar), sol.x, sol.loss, sol.steps)
+
+    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
+        h = server.h - self.alpha * total.sum.delta_i / total.population
+        x_bar = wide(server.x_bar) + total.sum.delta_i / total.weight - h / self.alpha
+        return ServerState(x_bar.to(server.x_bar.dtype), h)
+
+    def local_model(self, client: ClientState) -> Tensor:
+        return client.x_i
+
+    @property
+    def penalty(self) -> float:
+        return self.alpha

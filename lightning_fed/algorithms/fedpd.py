@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fed.arguments import one_of, positive, whole
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point
+from lightning_fed.randomness import numpy_generator
+
+
+@record
+class ClientState:
+    x_i: Tensor  # local model
+    lam_i: Tensor  # dual variable of x_i = x_0i
+    x_0i: Tensor  # this client's copy of the consensus
+
+
+@record
+class ServerState:
+    x_bar: Tensor  # the model, as of the last exchange
+    round: Tensor  # number of rounds so far
+    exchanged: Tensor  # whether the last of them ended with an exchange
+
+
+@record
+class Down(Broadcast):
+    """``x_bar`` is empty after a round without an exchange: clients go on from their own copies."""
+
+    exchanged: bool
+    exchange: bool  # what this round's coin has decided
+
+
+@record
+class Message:
+    x_0i: Tensor  # empty in a round without an exchange
+
+
+@dataclass(frozen=True)
+class FedPD(Algorithm[ServerState, ClientState, Message]):
+    r"""Primal-dual method whose clients talk only now and then, but then all of them (Zhang et al. 2020).
+
+    .. math::
+        x_i &\approx \arg\min_x f_i(x) + \langle\lambda_i, x\rangle + \tfrac1{2\hat\eta}\|x - x_{0,i}\|^2 \\
+        \lambda_i &\leftarrow \lambda_i + (x_i - x_{0,i})/\hat\eta, \quad x_{0,i}^+ = x_i + \hat\eta\lambda_i
+
+    One coin for all: with probability ``1 - skip`` everybody sends :math:`x_{0,i}^+` and goes on from the mean; else
+    nobody does, and each goes on from its own. Without skipping it is ``FedADMM(eta=1/eta_hat)`` with all clients.
+
+    Args:
+        eta_hat: step of the prox, > 0.
+        skip: probability in [0, 1) of a round without an exchange.
+        start: local work starts at the ``local`` model, the ``server``'s (here the own x_0i), or the ``centre``.
+        seed: of the coins.
+
+    Reference: arXiv:2005.11418.
+    """
+
+    eta_hat: float = 1.0
+    skip: float = 0.0
+    start: Start = "local"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")
+        positive(self, "skip", "It is the probability of a round without an exchange.", zero=True)
+        if self.skip >= 1:
+            raise ValueError(f"FedPD.skip must stay below 1, got {self.skip!r}: nobody would ever talk.")
+        one_of(self, "start", ("local", "server", "centre"))
+        whole(self, "seed")
+
+    def exchanges(self, round: int) -> bool:
+        """This round's coin."""
+        return bool(numpy_generator(self.seed, round, "FedPD").random() >= self.skip)
+
+    def init_server(self, x0: Tensor) -> ServerState:
+        return ServerState(x_bar=x0, round=torch.tensor(0), exchanged=torch.tensor(True))
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0)
+
+    def broadcast(self, server: ServerState) -> Down:
+        exchanged = bool(server.exchanged)
+        x_bar = server.x_bar if exchanged else server.x_bar[:0]
+        return Down(x_bar, exchanged, self.exchanges(int(server.round)))
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        assert isinstance(down, Down)
+        x_0i = down.x_bar if down.exchanged else client.x_0i
+        centre = x_0i - self.eta_hat * client.lam_i
+        start = start_point(self.start, own=client.x_i, server=x_0i, centre=centre)
+        sol = local.solve(start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
+        lam_i = client.lam_i + (sol.x - x_0i) / self.eta_hat
+        x_0i = sol.x + self.eta_hat * lam_i
+        message = Message(x_0i if down.exchange else x_0i[..., :0])
+        return Reply(ClientState(sol.x, lam_i, x_0i), message, sol.x, sol.loss, sol.steps)
+
+    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
+        exchange = self.exchanges(int(server.round))
+        x_bar = (total.sum.x_0i / total.weight).to(server.x_bar.dtype) if exchange else server.x_bar
+        return ServerState(x_bar, server.round + 1, torch.tensor(exchange))
+
+    def local_model(self, client: ClientState) -> Tensor:
+        return client.x_i
+
+    @property
+    def penalty(self) -> float:
+        return 1 / self.eta_hat
+
+    @property
+    def everybody(self) -> bool:
+        return True

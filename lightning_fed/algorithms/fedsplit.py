@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_fed.arguments import one_of, positive
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point, wide
+
+
+@record
+class ClientState:
+    x_i: Tensor  # local model: the last prox
+    z_i: Tensor  # this client's copy of the split variable
+
+
+@record
+class ServerState:
+    x_bar: Tensor  # the model
+    z_bar: Tensor  # mean of z_i over all n clients, in float64
+
+
+@record
+class Message:
+    delta_i: Tensor  # change of z_i
+
+
+@dataclass(frozen=True)
+class FedSplit(Algorithm[ServerState, ClientState, Message]):
+    r"""Peaceman-Rachford splitting on the consensus problem (Pathak, Wainwright 2020); all clients, every round.
+
+    .. math::
+        x_i \approx \mathrm{prox}_{s f_i}(2\bar x - z_i), \quad z_i \leftarrow z_i + 2(x_i - \bar x), \quad
+        \bar x = \tfrac1n\textstyle\sum_i z_i
+
+    It is ``FedDR(eta_hat=s, alpha=2)`` with everybody taking part. Guaranteed for convex losses only.
+
+    Args:
+        s: step of the prox, > 0: the larger, the longer the steps.
+        start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the prox.
+
+    Reference: arXiv:2005.05238.
+    """
+
+    s: float = 1.0
+    start: Start = "server"
+
+    def __post_init__(self) -> None:
+        positive(self, "s", "It is the step of the local prox; start from 1.0.")
+        one_of(self, "start", ("local", "server", "centre"))
+
+    def init_server(self, x0: Tensor) -> ServerState:
+        return ServerState(x_bar=x0, z_bar=wide(x0))
+
+    def init_client(self, x0: Tensor) -> ClientState:
+        return ClientState(x_i=x0, z_i=x0)
+
+    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        centre = 2 * down.x_bar - client.z_i
+        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=centre)
+        sol = local.solve(start, rho=1 / self.s, center=centre)
+        z_i = client.z_i + 2 * (sol.x - down.x_bar)
+        return Reply(ClientState(sol.x, z_i), Message(z_i - client.z_i), sol.x, sol.loss, sol.steps)
+
+    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
+        z_bar = server.z_bar + total.sum.delta_i / total.population
+        return ServerState(z_bar.to(server.x_bar.dtype), z_bar)
+
+    def local_model(self, client: ClientState) -> Tensor:
+        return client.x_i
+
+    @property
+    def penalty(self) -> float:
+        return 1 / self.s
+
+    @property
+    def everybody(self) -> bool:
+        return True

@@ -1,0 +1,42 @@
+"""Formulas that several ``g`` share; every one works along the last dimension."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def soft(v: Tensor, tau: float) -> Tensor:
+    """Every entry moved towards 0 by ``tau``, and no further."""
+    return v.sign() * (v.abs() - tau).clamp(min=0)
+
+
+def length(x: Tensor, keepdim: bool = False) -> Tensor:
+    """The Euclidean norm."""
+    norm: Tensor = x.norm(dim=-1, keepdim=keepdim)
+    return norm
+
+
+def shorten(v: Tensor, tau: float) -> Tensor:
+    """Every vector made shorter by ``tau``, down to 0."""
+    norm = length(v, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
+    return v * (1 - tau / norm).clamp(min=0)
+
+
+def onto_simplex(v: Tensor, total: float) -> Tensor:
+    r"""Nearest point with entries >= 0 that sum to ``total``: :math:`\max(v - \theta, 0)`.
+
+    With :math:`u` the sorted entries, :math:`\theta_j = (\sum_{l\le j} u_l - total)/j` rises as long as
+    :math:`u_{j+1} > \theta_j` and falls from there on, so that :math:`\theta = \max_j \theta_j`.
+    """
+    v = v - v.amax(-1, keepdim=True)  # the same projection, and no digits lost to a large common part
+    u = v.sort(dim=-1, descending=True).values
+    j = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    theta = ((u.cumsum(-1) - total) / j).amax(-1, keepdim=True)
+    return (v - theta).clamp(min=0)
+
+
+def onto_l1_ball(v: Tensor, radius: float) -> Tensor:
+    """Nearest point whose absolute values sum to ``radius`` or less."""
+    inside = v.abs().sum(-1, keepdim=True) <= radius
+    return torch.where(inside, v, v.sign() * onto_simplex(v.abs(), radius))

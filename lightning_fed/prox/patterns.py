@@ -1,0 +1,45 @@
+"""Choosing parameters by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+
+def check_patterns(owner: object, on: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """``on`` as it is kept: None for all parameters, a pattern, or a tuple of them."""
+    if on is None or (isinstance(on, str) and on):
+        return on
+    if isinstance(on, (list, tuple)) and on and all(isinstance(pattern, str) and pattern for pattern in on):
+        return tuple(on)
+    raise ValueError(
+        f'{type(owner).__name__}.on must be a pattern of names such as "*.weight", a list of them, or None for all'
+        f" parameters; got {on!r}."
+    )
+
+
+def matching(owner: object, on: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The names that match a pattern of ``on`` and none of those that begin with ``!``; each pattern must be of use.
+
+    >>> matching(None, ["*.weight", "!norm.*"], ["conv.weight", "conv.bias", "norm.weight"])
+    ('conv.weight',)
+    """
+    patterns = [on] if isinstance(on, str) else list(on)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
+            raise ValueError(_no_match(owner, f"{pattern!r} matches none of", names))
+    no = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    yes = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+    chosen = tuple(name for name in names if _any(name, yes) and not _any(name, no))
+    if not chosen:
+        raise ValueError(_no_match(owner, f"{on!r} leaves none of", names))
+    return chosen
+
+
+def _any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _no_match(owner: object, what: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    return f"{type(owner).__name__}.on={what} the module's trainable parameters. They are: {shown}."

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What the receiver ends up with, and how many bits it took."""
+
+    value: Tensor
+    bits: int
+
+
+class Transform(ABC):
+    """What happens to a vector on its way from a client to the server."""
+
+    @abstractmethod
+    def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
+        """Send ``v``, drawing whatever is random from ``rng``; ``v`` is not modified."""
+
+
+@dataclass(frozen=True)
+class Compose(Transform):
+    """One transform after another; the last decides how many bits are sent.
+
+    >>> from lightning_fed.transforms import Clip, TopK
+    >>> Compose([Clip(1.0), TopK(1)])(torch.tensor([3.0, 4.0]), torch.Generator()).value
+    tensor([0.0000, 0.8000])
+    """
+
+    transforms: Sequence[Transform]
+
+    def __post_init__(self) -> None:
+        for transform in self.transforms:
+            if not isinstance(transform, Transform):
+                raise TypeError(f"Compose.transforms must be Transforms such as Clip(1.0), got {transform!r}.")
+        if not self.transforms:
+            raise ValueError("Compose.transforms must hold at least one, got none.")
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
+        sent = Sent(v, 0)
+        for transform in self.transforms:
+            sent = transform(sent.value, rng)
+        return sent
+
+
+def dense_bits(v: Tensor) -> int:
+    """Bits of a vector that is sent as it is."""
+    return v.numel() * v.element_size() * 8

@@ -1,0 +1,120 @@
+"""Arithmetic that every algorithm obeys: stacked clients, vmap, single precision."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import (
+    EACH,
+    Federation,
+    close,
+    every_algorithm,
+    having,
+    random_clients,
+    seeds,
+    shares,
+)
+
+from lightning_fed import GradientDescent, simulate
+from lightning_fed.core import Solution, Total, add
+
+LR = 0.05
+
+
+class Diagonal:
+    """One gradient step on losses a/2 x^2 - b x; ``a`` and ``b`` are of one client (d,) or of a stack (m, d)."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+    def gradient(self, x):
+        return self.a * x - self.b
+
+    def solve(self, start, *, linear=None, rho=0.0, center=None, after_step=None, evaluate_at=None, work=1.0):
+        pull = rho * (start - center) if center is not None else 0.0
+        at = start if evaluate_at is None else evaluate_at(start, 0.0)
+        x = start - LR * (self.gradient(at) + (0.0 if linear is None else linear) + pull)
+        return Solution(x if after_step is None else after_step(x, LR), lr_sum=LR)
+
+    def rng(self, purpose):
+        return torch.Generator()
+
+
+def stack(states):
+    return type(states[0])(**{name: torch.stack([vars(s)[name] for s in states]) for name in vars(states[0])})
+
+
+def same(together, single, tolerance=0.0):
+    """Whether a record of stacked clients holds those of single ones; what all have in common may be there once."""
+    for name, value in vars(stack(single)).items():
+        close(vars(together)[name].expand_as(value), value, tolerance)
+
+
+def exchanges(algorithm, x0, a, b, number=4):
+    """Broadcast, states and replies of single clients, exchange by exchange."""
+    m = len(a)
+    server, states = algorithm.init_server(x0), [algorithm.init_client(x0) for _ in range(m)]
+    for _ in range(number):
+        down = algorithm.broadcast(server)
+        replies = [algorithm.client_step(s, down, Diagonal(a[i], b[i])) for i, s in enumerate(states)]
+        yield down, states, replies
+        states, total = [reply.state for reply in replies], replies[0].message
+        for reply in replies[1:]:
+            total = add(total, reply.message)
+        server = algorithm.server_step(server, Total(total, m, m, m))
+
+
+@every_algorithm
+@given(seeds, st.integers(1, 4))
+@EACH
+def test_stacked_clients_take_the_same_step_as_single_ones(algorithm, seed, m):
+    rng = torch.Generator().manual_seed(seed)
+    x0 = torch.randn(3, generator=rng, dtype=torch.float64)
+    a, b = torch.rand(2, m, 3, generator=rng, dtype=torch.float64)
+    for down, states, replies in exchanges(algorithm, x0, a, b):
+        together = algorithm.client_step(stack(states), down, Diagonal(a, b))
+        same(together.state, [reply.state for reply in replies])
+        same(together.message, [reply.message for reply in replies])
+
+
+@every_algorithm
+def test_steps_run_under_vmap(algorithm):
+    x0 = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for down, states, replies in exchanges(algorithm, x0, a, b):
+
+        def step(state, a, b, down=down):
+            reply = algorithm.client_step(state, down, Diagonal(a, b))
+            return reply.state, reply.message
+
+        state, message = torch.vmap(step)(stack(states), a, b)
+        same(state, [reply.state for reply in replies], 1e-13)
+        same(message, [reply.message for reply in replies], 1e-13)
+
+
+def floats(record):
+    return {name: v.dtype for name, v in vars(record).items() if v.is_floating_point()}
+
+
+@every_algorithm
+def test_single_precision_models_come_from_double_precision_sums(algorithm):
+    clients, x0 = random_clients(3, n=4, d=3, convex=True)
+    ours = simulate(algorithm, clients, x0.float(), rounds=4, solver=GradientDescent(3, LR))
+    exact = simulate(algorithm, clients, x0, rounds=4, solver=GradientDescent(3, LR))
+    for server, states in zip(ours.server, ours.clients, strict=True):
+        assert server.x_bar.dtype == torch.float32
+        assert all(dtype == torch.float64 for name, dtype in floats(server).items() if name != "x_bar")
+        assert all(dtype == torch.float32 for state in states for dtype in floats(state).values())
+    close(ours.x_bar, exact.x_bar, 1e-5)
+
+
+@having("x_tilde", "x_hat_i")
+def test_server_memory_does_not_drift_in_single_precision(algorithm):
+    clients, x0 = random_clients(3, n=4, d=3, convex=True)
+    run, w = Federation(algorithm, clients, x0.float()), shares(clients, getattr(algorithm, "weights", "uniform"))
+    for k in range(40):
+        cohort = list(range(4)) if algorithm.everybody else [k % 4, (k + 1) % 4]
+        old, counted = run.states(), run.server.x_tilde
+        run.run([cohort])
+        deltas = [float(w[i]) * (run.store[i].state.x_hat_i - old[i].x_hat_i).double() for i in cohort]
+        close(run.server.x_tilde, counted + sum(deltas), 1e-14)
+    close(run.server.x_tilde, sum(float(w[i]) * s.x_hat_i.double() for i, s in run.states().items()), 1e-6)
