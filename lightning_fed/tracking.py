@@ -41,6 +41,7 @@ class AutoWandbLogger(WandbLogger):
             disabled = os.environ.get("WANDB_MODE") == "disabled"
             offline = not disabled and not has_wandb_key()
             kwargs |= {"mode": "disabled"} if disabled else {}
+        save_dir = os.path.abspath(save_dir)  # W&B's own process may have been started in another folder
         os.makedirs(save_dir, exist_ok=True)
         super().__init__(project=project, save_dir=save_dir, name=name, offline=offline, **kwargs)
 
