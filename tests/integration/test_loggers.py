@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from modules import Net, Witness, classification, measured, quiet_trainer
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb_reader import read_run
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import ClientEvaluation
+from lightning_fed.tracking import AutoWandbLogger
 
 ROUNDS, CLIENTS, COHORT = 4, 5, 2
 SCALARS = [
@@ -171,3 +174,14 @@ def test_tensorboard_has_the_settings(logged: Logged) -> None:
     text = "".join(path.read_text() for path in Path(logged.events.path).glob("hparams.yaml"))
     assert "FedADMM" in text
     assert "eta: 2.0" in text
+
+
+def test_wandb_writes_where_it_is_told_whatever_folder_its_process_lives_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        AutoWandbLogger(save_dir="run").log_metrics({"a": 1.0}, step=0)
+        wandb.finish()
+        assert read_run(tmp_path / name / "run", timeout=20).history[0]["a"] == 1.0
