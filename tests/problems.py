@@ -230,3 +230,9 @@ def golden(weights: tuple[int, int, int] = (1, 1, 1)) -> tuple[list[Quadratic], 
 
 PARTIAL = [[0], [1, 2], [0, 2], [1]]
 FULL = [[0, 1, 2]] * 4
+
+
+def agrees(value: float, printed: str) -> bool:
+    """Equal to the last printed digit."""
+    digits = len(printed.partition(".")[2])
+    return abs(value - float(printed)) <= 0.5000001 * 10.0**-digits
