@@ -17,7 +17,9 @@ from lightning_fed.datamodules.femnist.characters import CLASSES, PIXELS, Block,
 People = dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-needs_shared_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the files of {SHARED} are not there")
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="compares with data that are not part of the project and not beside it (shared/data)"
+)
 
 
 def people(seed: int = 0, /, **counts: int) -> People:

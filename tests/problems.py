@@ -231,6 +231,20 @@ def golden(weights: tuple[int, int, int] = (1, 1, 1)) -> tuple[list[Quadratic], 
 PARTIAL = [[0], [1, 2], [0, 2], [1]]
 FULL = [[0, 1, 2]] * 4
 
+#: rows of the golden table that several methods share
+DOUGLAS_RACHFORD_FULL = [
+    (0.3021276596, 0.2496453901),
+    (0.1649232936, 0.3153181430),
+    (0.0762988396, 0.3357713031),
+    (0.0226970660, 0.3407719973),
+]
+PEACEMAN_RACHFORD_FULL = [
+    (0.3021276596, 0.2496453901),
+    (0.0277189276, 0.3809908958),
+    (-0.0523701566, 0.3314580306),
+    (-0.0465974451, 0.3391838089),
+]
+
 
 def agrees(value: float, printed: str) -> bool:
     """Equal to the last printed digit."""

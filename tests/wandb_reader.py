@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from wandb.proto.wandb_internal_pb2 import Record
+
+FOLDERS = ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR")
 
 IDENT, MAGIC, VERSION = b":W&B", 0xBEE1, 0
 BLOCK, HEADER = 32 * 1024, 7
@@ -116,3 +119,12 @@ def _items(items: Any) -> dict[str, Any]:
             inner = inner.setdefault(key, {})
         inner[last] = json.loads(item.value_json)
     return found
+
+
+def wandb_at(patch: pytest.MonkeyPatch, home: Path) -> None:
+    """Offline, without a key, and with everything W&B may write outside the run below ``home``."""
+    patch.chdir(home)
+    patch.setenv("WANDB_MODE", "offline")
+    patch.delenv("WANDB_API_KEY", raising=False)
+    for name in FOLDERS:
+        patch.setenv(name, str(home / name.lower()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,6 +138,4 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def _wrapped(text: str, width: int = 40) -> str:
-    import textwrap
-
     return "\n".join(textwrap.wrap(text, width))

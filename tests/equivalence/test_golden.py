@@ -2,7 +2,7 @@
 
 import pytest
 import references
-from problems import FULL, PARTIAL, close, golden, in_numpy
+from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
@@ -11,18 +11,6 @@ from lightning_fed.prox import L1, Box
 ALIKE, UNLIKE = (1, 1, 1), (5, 3, 2)
 EXACT, TWO_STEPS = Exact(), GradientDescent(steps=2, lr=0.1)
 
-DOUGLAS_RACHFORD_FULL = [
-    (0.3021276596, 0.2496453901),
-    (0.1649232936, 0.3153181430),
-    (0.0762988396, 0.3357713031),
-    (0.0226970660, 0.3407719973),
-]
-PEACEMAN_RACHFORD_FULL = [
-    (0.3021276596, 0.2496453901),
-    (0.0277189276, 0.3809908958),
-    (-0.0523701566, 0.3314580306),
-    (-0.0465974451, 0.3391838089),
-]
 ADMM_PARTIAL = [
     (1.0000000000, -0.6666666667),
     (0.2832151300, 0.2676122931),

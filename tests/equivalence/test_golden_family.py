@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from problems import FULL, PARTIAL, close, golden, in_numpy
+from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
 from torch import Tensor
 
 from lightning_fed import Exact, GradientDescent, simulate
@@ -32,18 +32,6 @@ EXACT, TWO_STEPS = Exact(), GradientDescent(steps=2, lr=0.1)
 UNLIKE_STEPS = [GradientDescent(steps=tau, lr=0.1 / tau) for tau in (1, 2, 3)]
 EVENTS = [(0, 0), (1, 1), (2, 2), (0, 1)]
 
-DOUGLAS_RACHFORD_FULL = [
-    (0.3021276596, 0.2496453901),
-    (0.1649232936, 0.3153181430),
-    (0.0762988396, 0.3357713031),
-    (0.0226970660, 0.3407719973),
-]
-PEACEMAN_RACHFORD_FULL = [
-    (0.3021276596, 0.2496453901),
-    (0.0277189276, 0.3809908958),
-    (-0.0523701566, 0.3314580306),
-    (-0.0465974451, 0.3391838089),
-]
 DR_II_BROADCAST = [
     (1.0000000000, -1.0000000000),
     (1.0000000000, -1.0000000000),

@@ -3,7 +3,6 @@
 The references know nothing of the package: they find their own entries by name, and find thresholds by bisection.
 """
 
-import fnmatch
 import pickle
 from dataclasses import fields
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from problems import close
+from prox_references import LAYOUT, D, conjugate_prox, where
 
 from lightning_fed.core import hyper_parameters
 from lightning_fed.prox import (
@@ -33,11 +33,7 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.vector import Layout
 
-SHAPES = {"conv.weight": (2, 1, 1, 2), "conv.bias": (2,), "head.weight": (3, 2), "head.bias": (3,), "scale": ()}
-LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), torch.float64)
-D = LAYOUT.numel
 WEIGHTS = "*.weight"
 ROWS = np.random.default_rng(5).normal(size=(3, D))
 ROWS[2] = ROWS[0] - 2 * ROWS[1]  # the third equation follows from the others
@@ -254,100 +250,3 @@ def test_bound_or_not_they_compare_hash_print_and_pickle_alike(g):
         assert hyper_parameters(other) == hyper_parameters(g)
     for other in (copied, fresh.bind(LAYOUT), g.bind(LAYOUT)):
         assert torch.equal(other.prox(v, 0.5), g.prox(v, 0.5))
-
-
-# --- references in numpy ---------------------------------------------------------------------------------------------
-
-
-def where(name):
-    """The places of a parameter in the flat vector."""
-    sizes = [int(np.prod(shape)) for shape in SHAPES.values()]
-    start = sum(sizes[: list(SHAPES).index(name)])
-    return list(range(start, start + int(np.prod(SHAPES[name]))))
-
-
-def chosen_by(g):
-    on = getattr(g, "on", None) or "*"
-    patterns = [on] if isinstance(on, str) else on
-    yes = [p for p in patterns if p[0] != "!"]
-    no = [p[1:] for p in patterns if p[0] == "!"]
-
-    def any_of(name, those):
-        return any(fnmatch.fnmatch(name, p) for p in those)
-
-    return [name for name in SHAPES if any_of(name, yes) and not any_of(name, no)]
-
-
-def places(g):
-    """Lists of entries, each of which is one vector (or matrix) to g."""
-    names = chosen_by(g)
-    if isinstance(g, Nuclear):
-        return [np.reshape(where(n), (SHAPES[n][0], -1)) for n in names]
-    if isinstance(g, GroupLasso) and g.by != "tensor":
-        return [row for n in names for row in np.reshape(where(n), (SHAPES[n][0] if SHAPES[n] else 1, -1))]
-    if isinstance(g, GroupLasso) or getattr(g, "scope", "global") == "per_tensor":
-        return [np.array(where(n)) for n in names]
-    return [np.array([index for n in names for index in where(n)])]
-
-
-def conjugate_prox(g, u, s):
-    """prox of s times the convex conjugate of g at u, from the formula of the conjugate."""
-    match g:
-        case Scaled(h, a):  # a g*(y / a)
-            return a * conjugate_prox(h, u / a, s / a)
-        case Translated():  # g*(y) + <shift, y>
-            return conjugate_prox(g.g, u - s * g.shift.numpy(), s)
-        case Sum(parts):  # each its own entries, 0 elsewhere
-            return sum(conjugate_prox(h, u, s) for h in parts)
-    out = np.zeros_like(u)  # where g does not depend on x, its conjugate is the indicator of 0
-    for index in places(g):
-        out[index] = block_conjugate_prox(g, u[index], s)
-    return out
-
-
-def block_conjugate_prox(g, u, s):
-    match g:
-        case Zero():
-            return 0 * u
-        case L1(c):  # the indicator of the dual ball, as for the other norms
-            return np.clip(u, -c, c)
-        case SquaredL2(c):  # |y|^2 / (2c), the indicator of {0} for c = 0
-            return u * (c / (c + s))
-        case L2(c):
-            return u * min(1, c / max(np.linalg.norm(u), 1e-300))
-        case GroupLasso(c):
-            c = c * (np.sqrt(u.size) if g.weight == "sqrt_size" else 1)
-            return u * min(1, c / max(np.linalg.norm(u), 1e-300))
-        case ElasticNet(c1, c2):  # the sum of max(|y| - c1, 0)^2 / (2 c2); beyond c1 the quadratic begins
-            over = np.maximum(np.abs(u) - c1, 0)
-            return np.sign(u) * (np.minimum(np.abs(u), c1) + over * (c2 / (c2 + s)))
-        case LInf(c):
-            return np.sign(u) * np.maximum(np.abs(u) - threshold(np.abs(u), c), 0)
-        case Nuclear(c):
-            left, sigma, right = np.linalg.svd(u, full_matrices=False)
-            return left @ np.diag(np.minimum(sigma, c)) @ right
-        case Box(lo, hi):  # the sum of max(lo y, hi y)
-            return np.where(u > s * hi, u - s * hi, np.where(u < s * lo, u - s * lo, 0))
-        case NonNegative():  # the indicator of y <= 0
-            return np.minimum(u, 0)
-        case L2Ball(radius):  # radius |y|_2
-            return u * max(0, 1 - s * radius / max(np.linalg.norm(u), 1e-300))
-        case L1Ball(radius):  # radius max |y|
-            top = threshold(np.abs(u), s * radius)
-            return np.clip(u, -top, top)
-        case Simplex(total):  # total max y
-            return np.minimum(u, threshold(u, s * total, signed=True))
-        case Affine(A, b):  # <x0, y> for y in the range of A^T, x0 any solution
-            A, b = A.numpy(), b.numpy()
-            x0, basis = np.linalg.lstsq(A, b)[0], np.linalg.svd(A)[2][: np.linalg.matrix_rank(A)]
-            return basis.T @ (basis @ (u - s * x0))
-    raise AssertionError(f"no conjugate for {g}")
-
-
-def threshold(a, total, signed=False):
-    """The theta with sum(max(a - theta, 0)) = total, by bisection; at least 0 unless signed."""
-    low, high = a.min() - total - 1 if signed else 0.0, max(a.max(), 0.0)
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(a - middle, 0).sum() > total else (low, middle)
-    return high

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from problems import close
+from prox_references import MATRIX, matrices
 
 from lightning_fed import Quadratic, simulate
 from lightning_fed.algorithms import FedADMM
@@ -28,13 +29,7 @@ from lightning_fed.prox import (
 )
 from lightning_fed.vector import Layout
 
-V = torch.tensor([3.0, -1.0, 0.5, 0.0, -2.0], dtype=torch.float64)
-MATRIX = torch.tensor([3.0, 0.0, 4.0, 5.0], dtype=torch.float64)
 INF = float("inf")
-
-
-def matrices(*shape):
-    return Layout(("weight",), (shape,), torch.float64)
 
 
 def by_tensor(layout, x, names, change):

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from problems import close
+from prox_references import V
 
 from lightning_fed.prox import (
     L1,
@@ -28,15 +29,8 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.vector import Layout
 
-V = torch.tensor([3.0, -1.0, 0.5, 0.0, -2.0], dtype=torch.float64)
-MATRIX = torch.tensor([3.0, 0.0, 4.0, 5.0], dtype=torch.float64)
 INF = float("inf")
-
-
-def matrices(*shape):
-    return Layout(("weight",), (shape,), torch.float64)
 
 
 @pytest.mark.parametrize(
