@@ -17,7 +17,7 @@ from lightning_fed.experiments.run import Run
 from lightning_fed.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
 from lightning_fed.tracking import AutoWandbLogger, log_figure
 
-QUICK_ROUNDS, QUICK_STEPS = 5, 20
+QUICK_ROUNDS, QUICK_STEPS = 3, 10
 
 
 def main(args: list[str] | None = None) -> None:
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("experiment", choices=("synthetic", "femnist", "all"))
     parser.add_argument("--rounds", type=_whole, help="100 by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="5 rounds of 20 steps with one seed: does it all work?")
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 10 steps with one seed: does it all work?")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="baselines: FedAvg FedProx:mu=0.1 ...")
     parser.add_argument(
         "--data", type=Path, help="FEMNIST: LEAF JSON, npz by writer, parquet, NIST; without it, generated handwriting"
