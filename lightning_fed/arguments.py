@@ -16,7 +16,7 @@ def is_number(value: object) -> TypeGuard[float]:
 def one_of(owner: object, name: str, choices: tuple[str | bool, ...]) -> None:
     """Refuse an attribute that is not one of ``choices``."""
     value = getattr(owner, name)
-    if value not in choices or type(value) is not type(choices[0]):
+    if not any(value == choice and type(value) is type(choice) for choice in choices):
         raise ValueError(f"{type(owner).__name__}.{name} must be one of {', '.join(map(str, choices))}; got {value!r}.")
 
 

@@ -33,6 +33,13 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 
 
 def why_not(trainer: pl.Trainer, server: Callback) -> str | None:
+    """What stands in the way of steps without hooks in this run; None if nothing does."""
+    if trainer.strategy.root_device.type != "cpu":
+        return "batches move to another device"
+    return needs_hooks(trainer, server)
+
+
+def needs_hooks(trainer: pl.Trainer, server: Callback) -> str | None:
     """What needs Lightning's hooks in this run; None if nothing does."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
@@ -45,8 +52,6 @@ def why_not(trainer: pl.Trainer, server: Callback) -> str | None:
         return "gradients are scaled"
     if any("max_iter" in group for optimizer in trainer.optimizers for group in optimizer.param_groups):
         return "the optimiser evaluates a closure"
-    if trainer.strategy.root_device.type != "cpu":
-        return "batches move to another device"
     for name in (*MODULE_HOOKS, *TRANSFER_HOOKS):
         if is_overridden(name, module):
             return f"{type(module).__name__} overrides {name}"

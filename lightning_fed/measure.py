@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
+from lightning_fed.attributes import remember, restore
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
@@ -25,7 +26,6 @@ from lightning_fed.visit import move_batch
 if TYPE_CHECKING:
     from lightning_fed.federation import Federation
 
-_BOOKKEEPING = frozenset(vars(nn.Module()))
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
 
@@ -125,7 +125,7 @@ def measuring(trainer: pl.Trainer) -> Iterator[None]:
     module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
     results, current_fx = loop._results, connector._current_fx
     modes = {m: m.training for m in module.modules()}
-    attributes = {m: _remember(m) for m in module.modules()}
+    attributes = {m: remember(m) for m in module.modules()}
     buffers = clones(buffers_of(module))
     module.eval()
     try:
@@ -135,35 +135,9 @@ def measuring(trainer: pl.Trainer) -> Iterator[None]:
         for m, mode in modes.items():
             m.training = mode
         for m, remembered in attributes.items():
-            _restore(m, remembered)
+            restore(m, remembered)
         restore_buffers(module, buffers)
         loop._results, connector._current_fx = results, current_fx
-
-
-def _remember(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Every attribute, and a copy of what it holds where that could be changed in place."""
-    return {key: (value, _copy(value)) for key, value in vars(module).items() if key not in _BOOKKEEPING}
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value.copy() if type(value) in (list, dict, set) else None
-
-
-def _restore(module: nn.Module, remembered: dict[str, tuple[Any, Any]]) -> None:
-    for key in vars(module).keys() - remembered.keys() - _BOOKKEEPING:
-        del vars(module)[key]
-    for key, (value, copy) in remembered.items():
-        vars(module)[key] = value
-        if isinstance(value, Tensor) and not torch.equal(value, copy):
-            with torch.no_grad():
-                value.copy_(copy)
-        elif isinstance(value, list) and copy is not None:
-            value[:] = copy
-        elif isinstance(value, dict | set) and copy is not None:
-            value.clear()
-            value.update(copy)
 
 
 def _evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:

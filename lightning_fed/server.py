@@ -14,7 +14,9 @@ from lightning_fed.arguments import is_whole, one_of, whole
 from lightning_fed.callbacks.base import FederatedCallback, notify
 from lightning_fed.checks import check_optimizers, check_setup
 from lightning_fed.core import Algorithm, num_bytes
+from lightning_fed.engines.choice import Choice
 from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.workspace import Workspace
@@ -27,6 +29,7 @@ from lightning_fed.theory import dual_residual, primal_residual
 from lightning_fed.vector import average_buffers, buffers_of, clones, overwrite, parameters_of, restore_buffers
 
 Buffers = Literal["average", "server", "local"]
+EngineName = Literal["auto", "sequential", "vectorized"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +65,9 @@ class FederatedServer(FederatedCallback):
             ``server``, or every client keeps its own (``local``).
         evaluate_every: rounds between evaluations of the objective on all clients; 0 for never.
         figure: draw loss and accuracy by round at the end, for the loggers.
+        engine: ``sequential`` trains clients one by one, ``vectorized`` side by side as one stack of models, ``auto``
+            side by side where that is faster and the module allows it.
+        compile: compile the steps of a stack; ``auto`` if the run is long enough to pay for it.
     """
 
     def __init__(
@@ -75,6 +81,8 @@ class FederatedServer(FederatedCallback):
         buffers: Buffers = "average",
         evaluate_every: int = 1,
         figure: bool = True,
+        engine: EngineName = "auto",
+        compile: bool | Literal["auto"] = "auto",
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
@@ -92,6 +100,9 @@ class FederatedServer(FederatedCallback):
             whole(self, name, 1, optional=True)
         whole(self, "evaluate_every", 0)
         one_of(self, "buffers", ("average", "server", "local"))
+        self.engine, self.compile = engine, compile
+        one_of(self, "engine", ("auto", "sequential", "vectorized"))
+        one_of(self, "compile", ("auto", True, False))
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
@@ -108,6 +119,7 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._workspace: Workspace | None = None
         self._restored: dict[str, Any] | None = None
+        self._choice = Choice(self.engine, self.compile)
 
     @property
     def rounds_done(self) -> int:
@@ -262,12 +274,13 @@ class FederatedServer(FederatedCallback):
         keep = federation.store if self.buffers == "local" else None
         workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
         engine = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
+        stacked = self._choice.stacked(trainer, self, federation.layout, cohort) if cohort else None
         try:
             self._workspace = workspace
             vars(trainer.strategy)["lightning_module_state_dict"] = (
                 workspace.state_dict
             )  # saves hold the server's weights
-            outcome = federation.play(cohort, engine)
+            outcome = federation.play(cohort, engine if stacked is None else VectorizedEngine(engine, stacked))
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
                 averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in cohort)

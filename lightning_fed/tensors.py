@@ -81,11 +81,15 @@ class TensorLoader:
         full, rest = divmod(len(self.rows), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
+    def order(self) -> Tensor:
+        """The rows of one iteration, one batch after another; the last may be short."""
         rows = self.rows
         if self.shuffle:
             rows = rows[torch.randperm(len(rows), generator=self.generator)]
-        for batch in torch.split(rows, self.batch_size)[: len(self)]:
+        return rows[: len(self) * self.batch_size]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        for batch in torch.split(self.order(), self.batch_size):
             tensors = [tensor[batch] for tensor in self.tensors]
             yield tensors if self.transform is None else self.transform(tensors)
 

@@ -49,6 +49,30 @@ def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
     return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
 
 
+def local_epochs(
+    trainer: pl.Trainer, server: FederatedServer, visit: Visit, *, seed: bool = True
+) -> Iterator[tuple[Any, int]]:
+    """The loader of each local epoch of a visit, and how many of its batches are due; plans the visit.
+
+    ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
+    """
+    overfit = trainer.overfit_batches > 0
+    epoch = done = 0
+    while epoch == 0 or done < visit.planned:
+        if seed:
+            seed_global(server.seed, visit.round, visit.client, epoch)
+        # one generator per local epoch: a draw never depends on what was drawn before it
+        generator = torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
+        loader = trainer.datamodule.client_dataloader(visit.client, generator, shuffle=not overfit)
+        length = server.epoch_length(trainer, len(loader))
+        if epoch == 0:
+            visit.planned = server.planned_batches(trainer, length, visit.work)
+        count = min(length, visit.planned - done)
+        yield loader, count
+        done += count
+        epoch += 1
+
+
 class ClientLoop(_Loop):
     """Local work of one client: batches through Lightning's automatic or manual optimisation, or the lean step."""
 
@@ -99,22 +123,9 @@ class ClientLoop(_Loop):
 
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
         """Batches of the local epochs: index in its epoch, whether a step is due after it at the latest, batch."""
-        data, server = self.trainer.datamodule, self.server
-        overfit = self.trainer.overfit_batches > 0
-        epoch = done = 0
-        while epoch == 0 or done < visit.planned:
-            # one generator per local epoch: a draw never depends on what was drawn before it
-            seed_global(server.seed, visit.round, visit.client, epoch)
-            generator = torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
-            loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
-            length = server.epoch_length(self.trainer, len(loader))
-            if epoch == 0:
-                visit.planned = server.planned_batches(self.trainer, length, visit.work)
-            count = min(length, visit.planned - done)
+        for loader, count in local_epochs(self.trainer, self.server, visit):
             for batch_idx, batch in zip(range(count), loader, strict=False):
                 yield batch_idx, batch_idx == count - 1, batch
-            done += count
-            epoch += 1
 
     def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:
         trainer, results = self.trainer, self.trainer.fit_loop.epoch_loop._results

@@ -39,6 +39,7 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
     def on_client_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
     ) -> None:
+        self._visit = visit
         self._show()
         self.train_progress_bar.update()
 

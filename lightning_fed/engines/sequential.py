@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,28 +52,42 @@ class SequentialEngine:
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Reply[Any, Any]]:
-        trainer = self.loop.trainer
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             visit = Visit(self.round, cid, position, len(cohort))
-            notify(trainer, "on_client_start", visit)
-            self.workspace.reset(self._own_buffers(cid))
-            try:
-                slope = partial(client_gradient, trainer, self.layout, cid)
-                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit, slope))
-            except Exception as error:
-                raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
-            self._check(cid, reply)
-            if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
-                self.buffers[cid] = clones(buffers_of(self.workspace.module))
-            notify(trainer, "on_client_end", visit, reply)
-            yield reply
+            notify(self.loop.trainer, "on_client_start", visit)
+            yield self.visit(step, state, down, visit)
+
+    def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
+        """One client's answer; errors name it."""
+        cid = visit.client
+        self.workspace.reset(self._own_buffers(cid))
+        with self.naming(cid):
+            reply = step(state, down, self.local(visit))
+        self.check(cid, reply)
+        if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
+            self.buffers[cid] = clones(buffers_of(self.workspace.module))
+        notify(self.loop.trainer, "on_client_end", visit, reply)
+        return reply
+
+    @contextmanager
+    def naming(self, cid: ClientId) -> Iterator[None]:
+        """Errors in here are this client's."""
+        try:
+            yield
+        except Exception as error:
+            raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
+
+    def local(self, visit: Visit) -> ModuleLocal:
+        slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
+        return ModuleLocal(self.loop, self.layout, visit, slope)
 
     def _own_buffers(self, cid: ClientId) -> Mapping[str, Tensor] | None:
         if self.kept_buffers is None:
             return None
         return self.buffers[cid] if cid in self.buffers else self.kept_buffers[cid].buffers
 
-    def _check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+    def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+        """Refuse a model that is not finite."""
         if bool(torch.isfinite(reply.x_i).all()):
             return
         lrs = [

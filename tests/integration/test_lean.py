@@ -33,7 +33,7 @@ class Reason(pl.Callback):
 
 
 def run(module: pl.LightningModule, *callbacks: pl.Callback, **kwargs: Any) -> tuple[dict[str, Tensor], str | None]:
-    server = FederatedServer(FedADMM(eta=1.0), clients_per_round=2, local_steps=4)
+    server = FederatedServer(FedADMM(eta=1.0), clients_per_round=2, local_steps=4, engine="sequential")
     reason = Reason()
     trainer = quiet_trainer(server, 3, callbacks=[reason, *callbacks], **kwargs)
     trainer.fit(module, datamodule=classification(drop_last=True))

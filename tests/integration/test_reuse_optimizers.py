@@ -118,7 +118,7 @@ def test_the_order_of_clients_does_not_matter() -> None:
     """Nothing of one client's visit reaches the next one's: alone in its round, each ends up at the same point."""
     for name in ("momentum", "adam", "adagrad", "lbfgs"):
         data, visits = classification(3, batch_size=20), Visits()
-        server = FederatedServer(FedADMM(eta=0.5), local_steps=3, seed=SEED, evaluate_every=0)
+        server = FederatedServer(FedADMM(eta=0.5), local_steps=3, seed=SEED, evaluate_every=0, engine="sequential")
         quiet_trainer(server, 1, callbacks=[visits]).fit(Trained(name), datamodule=data)
         for _, cid, end in visits.ends:
             single = Visits()
