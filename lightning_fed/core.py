@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
@@ -50,16 +50,29 @@ def record(cls: type[T]) -> type[T]:
     return frozen
 
 
+def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
+    """A record of ``function`` of the tensors of records of the same shape.
+
+    Torch's own tree map knows more kinds of trees; thousands of clients make its speed matter.
+    """
+    if isinstance(tree, Tensor):
+        mapped: T = function(tree, *others)
+    elif dataclasses.is_dataclass(tree):
+        parts = zip(*(vars(each).values() for each in (tree, *others)), strict=True)
+        mapped = type(tree)(*(tree_map(function, *part) for part in parts))
+    else:
+        mapped = pytree.tree_map(function, tree, *others)
+    return mapped
+
+
 def scale(tree: T, factor: float) -> T:
     """Multiply every tensor of a record by ``factor``."""
-    scaled: T = pytree.tree_map(lambda leaf: leaf * factor, tree)
-    return scaled
+    return tree_map(lambda leaf: leaf * factor, tree)
 
 
 def add(left: T, right: T) -> T:
     """Add two records of the same shape, tensor by tensor."""
-    total: T = pytree.tree_map(lambda a, b: a + b, left, right)
-    return total
+    return tree_map(lambda a, b: a + b, left, right)
 
 
 def wide(x: Tensor) -> Tensor:

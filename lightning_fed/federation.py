@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from lightning_fed.core import Algorithm, hyper_parameters
+from lightning_fed.core import Algorithm, hyper_parameters, tree_map
 from lightning_fed.round import Engine, Outcome, run_round
 from lightning_fed.store import ClientId, Memory, MemoryStore, tensors_of, with_tensors
 from lightning_fed.vector import Layout, buffers_of, clones, parameters_of
@@ -88,7 +87,7 @@ class Federation:
 
     def recall(self, cid: ClientId) -> Any:
         """A client's state, on the device of the model."""
-        return pytree.tree_map(lambda t: t.to(self.x0.device), self.store[cid].state)
+        return tree_map(lambda t: t.to(self.x0.device), self.store[cid].state)
 
     def commit(
         self,
@@ -98,7 +97,7 @@ class Federation:
     ) -> None:
         """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
         memories = {
-            cid: Memory(pytree.tree_map(Tensor.cpu, state), self.store[cid].visits + 1, (kept or {}).get(cid, {}))
+            cid: Memory(tree_map(Tensor.cpu, state), self.store[cid].visits + 1, (kept or {}).get(cid, {}))
             for cid, state in outcome.states.items()
         }
         self._pending = _Commit(

@@ -5,23 +5,54 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, tree_map, wide
 from lightning_fed.store import ClientId
 
 Step = Callable[..., Reply[Any, Any]]
 
 
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """The answers of several clients, with their messages and models (m, d) stacked."""
+
+    states: Sequence[Any]
+    message: Any
+    x_i: Tensor
+    losses: Sequence[float]
+    steps: Sequence[int]
+    bytes_up: Sequence[int | None]
+
+    @classmethod
+    def of(cls, reply: Reply[Any, Any]) -> Replies:
+        message = tree_map(lambda leaf: leaf.unsqueeze(0), reply.message)
+        return cls([reply.state], message, reply.x_i.unsqueeze(0), [reply.loss], [reply.steps], [reply.bytes_up])
+
+    @classmethod
+    def stack(cls, replies: Sequence[Reply[Any, Any]]) -> Replies:
+        message = tree_map(lambda *leaves: torch.stack(leaves), *(reply.message for reply in replies))
+        x_i = torch.stack([reply.x_i for reply in replies])
+        losses, steps = [reply.loss for reply in replies], [reply.steps for reply in replies]
+        return cls([reply.state for reply in replies], message, x_i, losses, steps, [r.bytes_up for r in replies])
+
+    def apart(self) -> Iterator[Reply[Any, Any]]:
+        """One by one."""
+        for i, state in enumerate(self.states):
+            message = tree_map(lambda leaf, i=i: leaf[i], self.message)
+            yield Reply(state, message, self.x_i[i], self.losses[i], self.steps[i], self.bytes_up[i])
+
+
 class Engine(Protocol):
-    """Asks clients; replies come back in the order of the cohort."""
+    """Asks clients; replies, of one or of several of them, come back in the order of the cohort."""
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any]]: ...
+    ) -> Iterator[Reply[Any, Any]] | Iterator[Replies]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,22 +107,37 @@ def _exchange(
     down = algorithm.broadcast(before.server) if down is None else down
     outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
     total, bytes_up = None, before.bytes_up
-    replies = engine.ask(partial(_client_step, algorithm), states, down, cohort)
-    for cid, reply in zip(cohort, replies, strict=True):
-        share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
+    waiting = iter(cohort)
+    for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
+        part = reply if isinstance(reply, Replies) else Replies.of(reply)
+        ids = list(islice(waiting, len(part.states)))
+        share = _weighted_sum(part.message, [weights[cid] for cid in ids])
         total = share if total is None else add(total, share)
-        bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
-        outcome.states[cid] = reply.state
-        idle = not reply.steps and cid in before.local_models  # only asked for something: its model is the one before
-        outcome.local_models[cid] = before.local_models[cid] if idle else reply.x_i
-        outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss
-        outcome.steps[cid] = before.steps.get(cid, 0) + reply.steps
+        whole = num_bytes(part.message) // len(ids)
+        bytes_up += sum(whole if sent is None else sent for sent in part.bytes_up)
+        for i, cid in enumerate(ids):
+            outcome.states[cid] = part.states[i]
+            loss, steps = part.losses[i], part.steps[i]
+            idle = not steps and cid in before.local_models  # only asked for something: its model is the one before
+            outcome.local_models[cid] = before.local_models[cid] if idle else part.x_i[i]
+            outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
+            outcome.steps[cid] = before.steps.get(cid, 0) + steps
+    if len(outcome.states) < len(cohort):
+        raise ValueError(f"The engine answered for {len(outcome.states)} of {len(cohort)} clients.")
     weight = sum(weights[cid] for cid in cohort)
     answered = Total(total, weight, len(cohort), sum(weights.values()))
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
     return replace(outcome, server=server, bytes_up=bytes_up)
+
+
+def _weighted_sum(message: Any, weights: Sequence[float]) -> Any:
+    def combine(leaf: Tensor) -> Tensor:
+        rows = wide(leaf)
+        return rows[0] * weights[0] if len(rows) == 1 else torch.tensordot(rows.new_tensor(weights), rows, 1)
+
+    return tree_map(combine, message)
 
 
 def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:

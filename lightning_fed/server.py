@@ -232,12 +232,14 @@ class FederatedServer(FederatedCallback):
         outcome = self._play(trainer, cohort)
         metrics = {
             "clients": float(len(cohort)),
-            "primal_residual": primal_residual(federation, outcome),
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
             "seconds": time.monotonic() - began,
         }
+        last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
+        if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):
+            metrics["primal_residual"] = primal_residual(federation, outcome)  # takes all clients, as evaluation does
         known = [loss for loss in outcome.losses.values() if loss == loss]
         if known:
             metrics |= {

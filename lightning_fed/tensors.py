@@ -70,23 +70,28 @@ class TensorLoader:
         drop_last: bool = False,
     ) -> None:
         self.tensors = tuple(tensors)
-        self.rows = torch.arange(len(tensors[0])) if rows is None else rows
+        self.rows = rows
         self.transform = transform
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.generator = generator
         self.drop_last = drop_last
 
+    @property
+    def samples(self) -> int:
+        return len(self.tensors[0] if self.rows is None else self.rows)
+
     def __len__(self) -> int:
-        full, rest = divmod(len(self.rows), self.batch_size)
+        full, rest = divmod(self.samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
     def order(self) -> Tensor:
         """The rows of one iteration, one batch after another; the last may be short."""
-        rows = self.rows
-        if self.shuffle:
-            rows = rows[torch.randperm(len(rows), generator=self.generator)]
-        return rows[: len(self) * self.batch_size]
+        n = self.samples
+        order = torch.randperm(n, generator=self.generator) if self.shuffle else torch.arange(n)
+        if self.drop_last:
+            order = order[: len(self) * self.batch_size]
+        return order if self.rows is None else self.rows[order]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         for batch in torch.split(self.order(), self.batch_size):

@@ -16,12 +16,15 @@ from lightning_fed._compat import (
     batch_size_of,
     call_module_hook,
     call_strategy_hook,
+    is_overridden,
     is_param_in_hook_signature,
 )
 from lightning_fed.callbacks.base import listening
+from lightning_fed.data import FederatedDataModule
 from lightning_fed.lean import LeanStep, why_not
-from lightning_fed.randomness import seed_global, torch_generator
+from lightning_fed.randomness import derive_seed, seed_global
 from lightning_fed.store import ClientId
+from lightning_fed.tensors import TensorLoader
 
 if TYPE_CHECKING:
     from lightning_fed.local.module import AugmentedGradient
@@ -56,14 +59,17 @@ def local_epochs(
 
     ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
     """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     overfit = trainer.overfit_batches > 0
+    generator, loader = torch.Generator(), None
     epoch = done = 0
     while epoch == 0 or done < visit.planned:
         if seed:
             seed_global(server.seed, visit.round, visit.client, epoch)
-        # one generator per local epoch: a draw never depends on what was drawn before it
-        generator = torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
-        loader = trainer.datamodule.client_dataloader(visit.client, generator, shuffle=not overfit)
+        # a seed for each local epoch: a draw never depends on what was drawn before it
+        generator.manual_seed(derive_seed(server.seed, visit.round, visit.client, epoch, "batches"))
+        if type(loader) is not TensorLoader or is_overridden("client_dataloader", data, FederatedDataModule):
+            loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
         length = server.epoch_length(trainer, len(loader))
         if epoch == 0:
             visit.planned = server.planned_batches(trainer, length, visit.work)

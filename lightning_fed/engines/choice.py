@@ -19,8 +19,9 @@ from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import Notes, UnfitError
-from lightning_fed.local.plan import Plan, blocks
-from lightning_fed.local.stacked import STACK, StackedLocal
+from lightning_fed.local.plan import Blocks, Plan
+from lightning_fed.local.stack import STACK
+from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones, restore_buffers
 from lightning_fed.visit import Visit
@@ -94,11 +95,11 @@ def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Cli
     try:
         with _untouched(module):
             plans = [Plan.of(trainer, server, visit) for visit in visits]
-            block = blocks(plans, len(plans), stacked.convert, params[0])[0]()
+            block = next(iter(Blocks(plans, len(plans), stacked.convert, params[0])))
             found, _, _ = stacked.loss(
                 [p.detach().expand(len(plans), *p.shape).clone() for p in params],
                 stacked.loss.shared(),
-                [part[0] for part in block.batch],
+                block.batch(0),
                 block.weights[0],
             )
             expected = [_gradient(stacked, module, first_batch(plan, stacked), params) for plan in plans]
@@ -191,7 +192,8 @@ class Choice:
         """Whoever answers for a stack of clients; None if clients are asked one by one."""
         if self._decided is None or self._decided[0] != layout:
             self._decided = layout, self._decide(trainer, server, layout, cohort)
-        return self._decided[1]
+        stacked = self._decided[1]
+        return None if stacked is None or stacked.given_up else stacked
 
     def _decide(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]

@@ -4,17 +4,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core import Broadcast, Reply, Solution, StepMap
+from lightning_fed.engines.algebra import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.plan import Plan
-from lightning_fed.local.stacked import STACK, STACK_NUMBERS, Question, StackedLocal
-from lightning_fed.round import Step
+from lightning_fed.local.stack import STACK, STACK_NUMBERS
+from lightning_fed.local.stacked import Question, Questions, StackedLocal
+from lightning_fed.local.step_log import StepLog
+from lightning_fed.round import Replies, Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import overwrite, parameters_of
 from lightning_fed.visit import Visit
@@ -82,42 +86,74 @@ class VectorizedEngine:
     def __init__(self, alone: SequentialEngine, stacked: StackedLocal) -> None:
         self.alone, self.stacked = alone, stacked
 
-    def ask(
-        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any]]:
+    def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Replies]:
         size = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
-        count = -(-len(cohort) // size)
-        size = -(-len(cohort) // count)
+        size = -(-len(cohort) // -(-len(cohort) // size))
         for first in range(0, len(cohort), size):
             ids = cohort[first : first + size]
             visits = [Visit(self.alone.round, cid, first + i, len(cohort)) for i, cid in enumerate(ids)]
+            for visit in visits if listening(self.trainer, "on_client_start") else ():
+                notify(self.trainer, "on_client_start", visit)
             yield from self._ask(step, [next(states) for _ in ids], down, visits)
 
-    def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Reply[Any, Any]]:
-        trainer = self.alone.loop.trainer
-        for visit in visits:
-            notify(trainer, "on_client_start", visit)
+    @property
+    def trainer(self) -> pl.Trainer:
+        return self.alone.loop.trainer
+
+    def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
+        self.alone.workspace.reset()
         try:
-            replies = self._together(step, states, down, visits)
+            replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
-        except Exception as error:  # whoever is at fault is found one by one
-            log.info("These clients are trained one by one: %s: %s", type(error).__name__, error)
+        except Exception as error:  # if a client is at fault, it is found one by one
             for state, visit in zip(states, visits, strict=True):
-                yield self.alone.visit(step, state, down, visit)
+                yield Replies.of(self.alone.visit(step, state, down, visit))
+            self.stacked.give_up(error)
             return
-        others = [c for c in listening(trainer, "on_client_end") if not isinstance(c, FederatedProgressBar)]
-        for visit, reply in zip(visits, replies, strict=True):
-            self.alone.buffers[visit.client] = self.alone.workspace.buffers
-            if others:
-                overwrite(parameters_of(self.alone.workspace.module), self.stacked.layout.split(reply.x_i))
-            notify(trainer, "on_client_end", visit, reply)
-            yield reply
+        for each in logs:
+            each.replay(self.trainer)
+        self.alone.buffers.update({visit.client: self.alone.workspace.buffers for visit in visits})
+        self._show(visits, replies)
+        yield replies
 
-    def _together(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> list[Reply[Any, Any]]:
-        self.alone.workspace.reset()
+    def _show(self, visits: list[Visit], replies: Replies) -> None:
+        """Tell callbacks of the clients' ends; the module holds a client's model, where somebody could look at it."""
+        listeners = listening(self.trainer, "on_client_end")
+        look = any(not isinstance(callback, FederatedProgressBar) for callback in listeners)
+        for visit, reply in zip(visits, replies.apart(), strict=True) if listeners else ():
+            if look:
+                overwrite(parameters_of(self.alone.workspace.module), self.stacked.layout.split(reply.x_i))
+            visit.step, visit.loss = reply.steps, torch.tensor(reply.loss)
+            notify(self.trainer, "on_client_end", visit, reply)
+
+    def _together(
+        self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
+    ) -> tuple[Replies, list[StepLog]]:
+        """The replies of a stack: by one client step for all, or, where clients differ, by a step each."""
+        if self.stacked.alike:
+            plans = [self._plan(visit) for visit in visits]
+            lr = float(self.trainer.optimizers[0].param_groups[0]["lr"])
+            local = Together(lambda questions: self.stacked.solve(questions, plans), plans[0], lr)
+            try:
+                if any(plan.steps != plans[0].steps for plan in plans):
+                    raise DiffersError("clients have different numbers of steps")
+                replies = all_at_once(step, states, down, local)
+            except (DiffersError, RuntimeError) as error:
+                log.debug("Clients are talked to one by one: %s", error)
+                self.stacked.alike = False
+            else:
+                self._check(replies, visits)
+                assert local.answers is not None
+                return replies, [local.answers.log]
+        return self._one_step_each(step, states, down, visits)
+
+    def _one_step_each(
+        self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
+    ) -> tuple[Replies, list[StepLog]]:
         talks = [_Talk(self.alone.local(visit)) for visit in visits]
         replies: dict[int, Reply[Any, Any]] = {}
+        logs: list[StepLog] = []
         while len(replies) < len(visits):
             questions: dict[int, Question] = {}
             for i, visit in enumerate(visits):
@@ -126,21 +162,23 @@ class VectorizedEngine:
                         said = talks[i].attempt(step, states[i], down)
                     if isinstance(said, Question):
                         questions[i] = said
+                        visit.work = said.work
                     else:
-                        self.alone.check(visit.client, said)
                         replies[i] = said
             if questions:
-                for i, solution in zip(questions, self._solve(questions, visits), strict=True):
-                    talks[i].answers.append(solution)
-        return [replies[i] for i in range(len(visits))]
+                plans = [self._plan(visits[i]) for i in questions]
+                answers = self.stacked.solve(Questions.of(list(questions.values())), plans)
+                logs.append(answers.log)
+                for i, plan, x, loss in zip(questions, plans, answers.x, answers.losses, strict=True):
+                    talks[i].answers.append(Solution(x.clone(), loss, plan.steps, plan.steps * answers.lr))
+        stacked = Replies.stack([replies[i] for i in range(len(visits))])
+        self._check(stacked, visits)
+        return stacked, logs
 
-    def _solve(self, questions: dict[int, Question], visits: list[Visit]) -> list[Solution]:
-        trainer, server = self.alone.loop.trainer, self.alone.loop.server
-        plans = []
-        for i, question in questions.items():
-            visits[i].work = question.work
-            plans.append(Plan.of(trainer, server, visits[i]))
-        solutions = self.stacked.solve(list(questions.values()), plans)
-        for i, solution in zip(questions, solutions, strict=True):
-            visits[i].step, visits[i].loss = solution.steps, torch.tensor(solution.loss)
-        return solutions
+    def _plan(self, visit: Visit) -> Plan:
+        return Plan.of(self.trainer, self.alone.loop.server, visit)
+
+    def _check(self, replies: Replies, visits: list[Visit]) -> None:
+        if not bool(torch.isfinite(replies.x_i).all()):
+            for visit, reply in zip(visits, replies.apart(), strict=True):
+                self.alone.check(visit.client, reply)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torchmetrics import Metric, MetricCollection
 
-#: Parameters of stacked clients, one tensor (m, *shape) each, in the order of the layout.
-Stack = list[Tensor]
+from lightning_fed.local.stack import Stack
 
 
 class UnfitError(Exception):

@@ -34,7 +34,9 @@ class Graphs:
         if whole not in self._graphs:
             # plain tensors: those made in inference mode cannot be differentiated
             with torch.inference_mode(False), torch.no_grad():
-                plain = [t.clone() for t in inputs]
+                plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
+                for copy, t in zip(plain, inputs, strict=True):
+                    copy.copy_(t)
                 graph: Graph = make_fx(function)(*plain)
                 self._graphs[whole] = self._compiled(graph, plain) if self.compile else graph
         return self._graphs[whole]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,66 +53,73 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some steps of a stack: tensors (T, m, B, ...), weights of samples (T, m, B), batch sizes (T, m)."""
+    """Some steps of a stack: tensors (m, T, B, ...), weights of samples (T, m, B), batch sizes (T, m).
 
-    batch: list[Tensor]
+    All blocks of a stack have the same shape; the last may have fewer ``steps`` than T.
+    """
+
+    tensors: list[Tensor]
     weights: Tensor
     sizes: Tensor
+    steps: int
+
+    def batch(self, t: int) -> list[Tensor]:
+        return [tensor[:, t] for tensor in self.tensors]
 
 
-def blocks(plans: Sequence[Plan], m: int, convert: Callable[[Any], Any], like: Tensor) -> list[Callable[[], Block]]:
-    """The steps of all visits side by side, in blocks that are gathered when they are called for.
+class Blocks:
+    """The steps of all visits side by side, in blocks that are gathered when their turn comes.
 
     A visit that has ended goes on with samples that count for nothing, and so do the visits that fill the stack up to
-    ``m``. ``like`` has the precision and the device of the weights.
+    ``m``.
+
+    Args:
+        convert: makes batches what the module takes.
+        like: has the precision and the device of the weights.
     """
-    steps = max(plan.steps for plan in plans)
-    batch_size = max(plan.loader.batch_size for plan in plans)
-    row_bytes = sum(t[:1].numel() * t.element_size() for t in plans[0].loader.tensors)
-    length = max(1, BLOCK_BYTES // max(1, row_bytes * m * batch_size))
-    return [
-        partial(_block, plans, m, first, min(first + length, steps), batch_size, convert, like)
-        for first in range(0, steps, length)
-    ]
 
+    def __init__(self, plans: Sequence[Plan], m: int, convert: Callable[[Any], Any], like: Tensor) -> None:
+        self.plans, self.m, self.convert, self.like = plans, m, convert, like
+        first = plans[0].loader
+        if any(p.loader.transform != first.transform or p.loader.batch_size != first.batch_size for p in plans):
+            raise UnfitError("clients have different transforms or batch sizes")
+        self.steps = max(plan.steps for plan in plans)
+        self.batch_size = first.batch_size
+        bytes_by_step = sum(t[:1].numel() * t.element_size() for t in first.tensors) * m * first.batch_size
+        self.length = min(self.steps, max(1, BLOCK_BYTES // max(1, bytes_by_step)))
 
-def _block(
-    plans: Sequence[Plan],
-    m: int,
-    first: int,
-    last: int,
-    batch_size: int,
-    convert: Callable[[Any], Any],
-    like: Tensor,
-) -> Block:
-    sizes = np.zeros((last - first, m), dtype=np.int64)
-    rows = torch.zeros(last - first, m, batch_size, dtype=torch.int64)
-    for i, plan in enumerate(plans):
-        own = min(plan.steps, last) - first
-        if own > 0:
-            sizes[:own, i] = plan.sizes[first:last]
-            rows[:own, i, : plan.rows.shape[1]] = plan.rows[first:last]
-            rows[:own, i, plan.rows.shape[1] :] = plan.rows[first:last, :1]
-        rows[max(own, 0) :, i] = plan.rows[-1, 0]
-    batch = convert(_gathered([plan.loader for plan in plans], rows))
-    counts = torch.from_numpy(sizes).to(like.device)
-    inside = torch.arange(batch_size, device=like.device) < counts.unsqueeze(-1)
-    weights = inside.to(like.dtype) / counts.clamp(min=1).to(like.dtype).unsqueeze(-1)
-    return Block([part.to(like.device).view(*rows.shape, *part.shape[1:]) for part in batch], weights, counts)
+    def __iter__(self) -> Iterator[Block]:
+        return (self._block(first) for first in range(0, self.steps, self.length))
 
+    def _block(self, first: int) -> Block:
+        sizes = np.zeros((self.length, self.m), dtype=np.int64)
+        rows = []
+        for i, plan in enumerate(self.plans):
+            own = plan.rows[first : first + self.length]
+            sizes[: len(own), i] = plan.sizes[first : first + self.length]
+            if len(own) < self.length:
+                own = torch.cat([own, plan.rows[-1:].expand(self.length - len(own), -1)])
+            rows.append(own.reshape(-1))
+        batch = self._gathered(torch.stack(rows + rows[:1] * (self.m - len(rows))))
+        counts = torch.from_numpy(sizes).to(self.like.device)
+        inside = torch.arange(self.batch_size, device=self.like.device) < counts.unsqueeze(-1)
+        weights = inside.to(self.like.dtype) / counts.clamp(min=1).to(self.like.dtype).unsqueeze(-1)
+        shape = (self.m, self.length, self.batch_size)
+        tensors = [part.to(self.like.device).view(*shape, *part.shape[1:]) for part in batch]
+        steps = min(self.length, self.steps - first)
+        return Block(tensors, weights[:steps], counts[:steps], steps)
 
-def _gathered(loaders: Sequence[TensorLoader], rows: Tensor) -> list[Tensor]:
-    """Samples (T * m * B, ...) as the loaders' batches would hold them."""
-    first = loaders[0]
-    if any(loader.transform != first.transform for loader in loaders):
-        raise UnfitError("clients have different transforms")
-    if all(a is b for loader in loaders[1:] for a, b in zip(loader.tensors, first.tensors, strict=True)):
-        rows[:, len(loaders) :] = first.rows[0]  # any row that there is
-        batch = [tensor[rows.view(-1)] for tensor in first.tensors]
-    else:
-        batch = [tensor.new_zeros(*rows.shape, *tensor.shape[1:]) for tensor in first.tensors]
-        for i, loader in enumerate(loaders):
-            for out, tensor in zip(batch, loader.tensors, strict=True):
-                out[:, i] = tensor[rows[:, i].reshape(-1)].view(rows[:, i].shape + tensor.shape[1:])
-        batch = [part.flatten(0, 2) for part in batch]
-    return batch if first.transform is None else first.transform(batch)
+    def _gathered(self, rows: Tensor) -> list[Tensor]:
+        """The samples of ``rows`` (m, T * B), one after another, as the loaders' batches would hold them."""
+        loaders = [plan.loader for plan in self.plans]
+        first = loaders[0]
+        if all(a is b for loader in loaders[1:] for a, b in zip(loader.tensors, first.tensors, strict=True)):
+            batch = [tensor.index_select(0, rows.view(-1)) for tensor in first.tensors]
+        else:
+            batch = [tensor.new_empty(self.m, rows.shape[1], *tensor.shape[1:]) for tensor in first.tensors]
+            for i, own in enumerate(rows):
+                source = loaders[i if i < len(loaders) else 0].tensors
+                for out, tensor in zip(batch, source, strict=True):
+                    torch.index_select(tensor, 0, own, out=out[i])
+            batch = [part.flatten(0, 1) for part in batch]
+        return list(self.convert(batch if first.transform is None else first.transform(batch)))

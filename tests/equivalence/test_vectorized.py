@@ -1,4 +1,4 @@
-"""Clients trained side by side end where clients trained one by one end; whatever does not fit is trained one by one."""
+"""Clients trained side by side end where clients trained one by one end; what does not fit is trained one by one."""
 
 from __future__ import annotations
 
