@@ -112,12 +112,16 @@ def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tenso
 
 
 def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, derivative: Derivative) -> Tensor:
-    """Some ``derivative`` of a client's loss, as :func:`client_gradient` takes the first: a sum over batches."""
+    """Some ``derivative`` of a client's loss, as :func:`client_gradient` is the first: a sum over batches.
+
+    It is given the loss and the parameters in the order of ``layout.names``.
+    """
     module, data = trainer.lightning_module, trainer.datamodule
     step = loss_step(module, "train")
     if step is None:
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
-    params = {name: p for name, p in module.named_parameters() if name in layout.names}
+    named = dict(module.named_parameters())
+    params = {name: named[name] for name in layout.names}
     total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)

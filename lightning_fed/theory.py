@@ -1,11 +1,13 @@
-"""How far a federation is from a solution: residuals and the gradient mapping."""
+"""How far a federation is from a solution: residuals and the gradient mapping; and what its penalty should exceed."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lightning_fed.bounds import eta_min, exact_eta_min
 from lightning_fed.core import Algorithm
 
 if TYPE_CHECKING:
@@ -41,3 +43,14 @@ def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: T
     ``gradient`` is that of :math:`\sum_i w_i f_i` at ``x``. For :math:`g = 0` the mapping is the gradient itself.
     """
     return rho * (x - algorithm.g.prox(x - gradient / rho, 1 / rho))
+
+
+def penalty_bound(L: float, alpha: float, gamma4: float = 0.05) -> float:
+    """What the penalty must exceed: :func:`eta_min`, or :func:`exact_eta_min` for ``alpha`` other than 1; inf at 2.
+
+    >>> round(penalty_bound(1.0, alpha=1.0), 6), penalty_bound(1.0, alpha=1.5), penalty_bound(1.0, alpha=2.0)
+    (2.397181, 4.0, inf)
+    """
+    if L == 0 or alpha == 2:
+        return 0.0 if L == 0 else math.inf
+    return eta_min(L, gamma4) if alpha == 1 else exact_eta_min(L, alpha)
