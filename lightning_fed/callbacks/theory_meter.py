@@ -100,26 +100,22 @@ class TheoryMeter(FederatedCallback):
 
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""
-        algorithm, facts = trainer.fit_loop.server.algorithm, {}
-        rho, alpha = algorithm.penalty, algorithm.relaxation
-        measured = f"L is at least {L:.4g} on {self.clients} clients after {trainer.fit_loop.server.rounds_done} rounds"
+        server, facts = trainer.fit_loop.server, {}
+        rho, alpha = server.algorithm.penalty, server.algorithm.relaxation
+        clients = min(self.clients, len(trainer.datamodule.client_ids))
+        measured = f"as L is at least {L:.4g} on {clients} clients after {server.rounds_done} rounds"
         if alpha is not None and L > 0:
             facts["eta_min"] = bound = penalty_bound(L, alpha, self.gamma4)
             facts["eta_over_bound"] = rho / bound
             if rho <= bound:
-                self._warn(
-                    "penalty",
-                    f"{type(algorithm).__name__}'s penalty {rho:.4g} is below the theorem's bound {bound:.4g}, as"
-                    f" {measured}: convergence is not guaranteed where losses are not convex. A penalty (FedADMM's eta,"
-                    f" else 1 / eta_hat) above {bound:.4g} would be in its range; the bound is cautious.",
-                )
+                self._warn("penalty", f"{type(server.algorithm).__name__}'s {_too_bold(rho, bound, L, measured)}")
         lr = plain_lr(trainer)
         if lr is not None:
             facts["lr_stability"] = lr * (L + rho)
             if lr * (L + rho) >= 2:
                 self._warn(
                     "lr",
-                    f"lr * (L + rho) = {lr:.4g} * ({L:.4g} + {rho:.4g}) = {lr * (L + rho):.4g} >= 2, as {measured}:"
+                    f"lr * (L + rho) = {lr:.4g} * ({L:.4g} + {rho:.4g}) = {lr * (L + rho):.4g} >= 2, {measured}:"
                     " plain gradient steps on the local problem diverge. Use a learning rate below"
                     f" {2 / (L + rho):.4g}; 1 / (L + rho) = {1 / (L + rho):.4g} is safe.",
                 )
@@ -129,6 +125,17 @@ class TheoryMeter(FederatedCallback):
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(text, stacklevel=4)
+
+
+def _too_bold(rho: float, bound: float, L: float, measured: str) -> str:
+    promise = "convergence is not guaranteed where losses are not convex"
+    if bound == math.inf:
+        remedy = f" Below 2 - 2 L / penalty = {2 - 2 * L / rho:.4g} it would be in its range." if rho > L else ""
+        return f"relaxation 2 is outside the theorem's range, {measured}: {promise}.{remedy}"
+    return (
+        f"penalty {rho:.4g} is below the theorem's bound {bound:.4g}, {measured}: {promise}. A penalty (FedADMM's eta,"
+        f" else 1 / eta_hat) above {bound:.4g} would be in its range; the bound is cautious."
+    )
 
 
 def plain_lr(trainer: pl.Trainer) -> float | None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from bowls import SPECTRA, Bowl, bowls, symmetric
 from evaluated import Counting, ManualValidated, Metrics, Noisy
 from modules import Net, classification, quiet_trainer, x_of
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
@@ -19,33 +19,6 @@ from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.curvature import Curvature, client_curvature, largest, largest_quotient
 from lightning_fed.randomness import torch_generator
 from lightning_fed.vector import Layout
-
-SPECTRA = {"convex": [4.0, 1.0, 0.5, 0.1], "saddle": [2.0, 1.0, -0.5, -5.0], "tie": [3.0, 1.0, 0.0, -3.0]}
-
-
-def symmetric(values: list[float], seed: int = 0) -> Tensor:
-    q, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
-    return q @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ q.T
-
-
-class Bowl(pl.LightningModule):
-    """f_i(u, v) = mean over samples of x'Ax/2 - b'x with x = (u, v); a frozen parameter and an unused one beside."""
-
-    def __init__(self, lr: float = 0.1) -> None:
-        super().__init__()
-        self.u = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
-        self.frozen = nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)
-        self.v = nn.Parameter(torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64))
-        self.lr = lr
-
-    def value(self, x: Tensor, A: Tensor, b: Tensor) -> Tensor:
-        return (0.5 * torch.einsum("i,nij,j->n", x, A, x) - b @ x).mean()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self.value(torch.cat([self.u, self.v]), *batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
 class _Once(torch.autograd.Function):
@@ -64,18 +37,6 @@ class OnceBowl(Bowl):
 
     def value(self, x: Tensor, A: Tensor, b: Tensor) -> Tensor:
         return super().value(_Once.apply(x), A, b)
-
-
-def bowls(*spectra: list[float]) -> FederatedDataModule:
-    """Client i's mean of A has spectrum i; its samples are unlike, in batches of 2 (evaluated in batches of 3)."""
-    g = torch.Generator().manual_seed(1)
-    datasets = []
-    for i, values in enumerate(spectra):
-        noise = torch.randn(5, 4, 4, generator=g, dtype=torch.float64)
-        noise = noise + noise.mT
-        A = symmetric(values, i) + noise - noise.mean(0)
-        datasets.append(TensorDataset(A, torch.randn(5, 4, generator=g, dtype=torch.float64)))
-    return FederatedDataModule(datasets, batch_size=2, eval_batch_size=3)
 
 
 class Probe(FederatedCallback):
