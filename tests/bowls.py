@@ -40,6 +40,13 @@ class Bowl(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
+class Slope(Bowl):
+    """Linear: there is no curvature at all."""
+
+    def value(self, x: Tensor, A: Tensor, b: Tensor) -> Tensor:
+        return (b @ x).mean()
+
+
 def bowls(*spectra: list[float], batch_size: int = 2) -> FederatedDataModule:
     """Client i's mean of A has spectrum i; its samples are unlike, in batches (evaluated in batches of 3)."""
     g = torch.Generator().manual_seed(1)
@@ -50,3 +57,14 @@ def bowls(*spectra: list[float], batch_size: int = 2) -> FederatedDataModule:
         A = symmetric(values, i) + noise - noise.mean(0)
         datasets.append(TensorDataset(A, torch.randn(5, 4, generator=g, dtype=torch.float64)))
     return FederatedDataModule(datasets, batch_size=batch_size, eval_batch_size=3)
+
+
+class Bowls(FederatedDataModule):
+    """The same for the command line."""
+
+    def __init__(self, spectra: list[list[float]], batch_size: int = 5) -> None:
+        super().__init__(batch_size=batch_size)
+        self.spectra = spectra
+
+    def setup(self, stage: str) -> None:
+        self.set_split("train", bowls(*self.spectra).splits["train"])

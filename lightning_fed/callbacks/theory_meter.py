@@ -5,7 +5,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
-from torch.optim import SGD
 
 from lightning_fed.arguments import whole
 from lightning_fed.bounds import distance_to_solution, eta_min
@@ -13,7 +12,7 @@ from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.curvature import client_curvature
 from lightning_fed.measure import check_differentiable, client_gradient, stationarity
 from lightning_fed.randomness import numpy_generator, torch_generator
-from lightning_fed.theory import penalty_bound
+from lightning_fed.theory import penalty_bound, plain_lr
 from lightning_fed.vector import Layout, parameters_of
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class TheoryMeter(FederatedCallback):
             facts["eta_over_bound"] = rho / bound
             if rho <= bound:
                 self._warn("penalty", f"{type(server.algorithm).__name__}'s {_too_bold(rho, bound, L, measured)}")
-        lr = plain_lr(trainer)
+        lr = plain_lr(trainer.optimizers)
         if lr is not None:
             facts["lr_stability"] = lr * (L + rho)
             if lr * (L + rho) >= 2:
@@ -136,13 +135,6 @@ def _too_bold(rho: float, bound: float, L: float, measured: str) -> str:
         f"penalty {rho:.4g} is below the theorem's bound {bound:.4g}, {measured}: {promise}. A penalty (FedADMM's eta,"
         f" else 1 / eta_hat) above {bound:.4g} would be in its range; the bound is cautious."
     )
-
-
-def plain_lr(trainer: pl.Trainer) -> float | None:
-    """The largest step size, where local steps are plain gradient steps."""
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    plain = all(type(optimizer) is SGD for optimizer in trainer.optimizers) and not any(g["momentum"] for g in groups)
-    return max(float(group["lr"]) for group in groups) if plain and groups else None
 
 
 def _mean_and_max(name: str, values: list[float]) -> dict[str, float]:

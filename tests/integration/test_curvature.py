@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from bowls import SPECTRA, Bowl, bowls, symmetric
+from bowls import SPECTRA, Bowl, Slope, bowls, symmetric
 from evaluated import Counting, ManualValidated, Metrics, Noisy
 from modules import Net, classification, quiet_trainer, x_of
 from torch import Tensor, nn
@@ -121,10 +121,6 @@ def test_nothing_is_changed_by_measuring(make: Any) -> None:
 
 
 def test_a_linear_loss_has_no_curvature() -> None:
-    class Slope(Bowl):
-        def value(self, x: Tensor, A: Tensor, b: Tensor) -> Tensor:
-            return (b @ x).mean()
-
     assert [curvature.L for curvature in probed(Slope(), bowls(SPECTRA["convex"]))] == [0.0]
 
 
