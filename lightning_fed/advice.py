@@ -72,7 +72,7 @@ def practical_penalty(measured: Measured, local_steps: int) -> float:
 
     .. math:: \Big(1 - \frac{\rho+m}{L+\rho}\Big)^T \le \tfrac1{10} \iff \rho \ge 10^{1/T}(L-m) - L
     """
-    return ENOUGH ** (-1 / local_steps) * (measured.L - measured.negative) - measured.L
+    return math.pow(ENOUGH, -1 / local_steps) * (measured.L - measured.negative) - measured.L
 
 
 def _penalty(measured: Measured, algorithm: Algorithm[Any, Any, Any], local_steps: int) -> Advice | None:
@@ -96,7 +96,7 @@ def _penalty(measured: Measured, algorithm: Algorithm[Any, Any, Any], local_step
 
 def _in_its_words(algorithm: Algorithm[Any, Any, Any], now: float, advised: float, verdict: str, reason: str) -> Advice:
     """Name the penalty as the algorithm does, which may call its inverse a step."""
-    inner = getattr(algorithm, "algorithm", algorithm)
+    inner: Any = getattr(algorithm, "algorithm", algorithm)
     names = {field.name for field in dataclasses.fields(inner)}
     for name in PENALTIES:
         if name in names:

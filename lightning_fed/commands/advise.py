@@ -84,7 +84,7 @@ class Surveyor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_differentiable(pl_module, "choose another model: there is nothing to measure")
-        server, data = trainer.fit_loop.server, trainer.datamodule  # type: ignore[attr-defined]
+        server, data = trainer.fit_loop.server, trainer.datamodule
         ids = data.client_ids
         drawn = numpy_generator(server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         self.measured = self._measure(trainer, [ids[i] for i in sorted(drawn)])
@@ -94,7 +94,7 @@ class Surveyor(pl.Callback):
         trainer.should_stop = True
 
     def _measure(self, trainer: pl.Trainer, chosen: list[ClientId]) -> Measured:
-        module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+        module, data = trainer.lightning_module, trainer.datamodule
         layout, parameters = Layout.of(module), parameters_of(module)
         first = clones(parameters)
         try:
@@ -127,7 +127,7 @@ class Surveyor(pl.Callback):
         )
 
     def _curvatures(self, trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> list[Any]:
-        seed = trainer.fit_loop.server.seed  # type: ignore[attr-defined]
+        seed = trainer.fit_loop.server.seed
         return [
             client_curvature(
                 trainer,

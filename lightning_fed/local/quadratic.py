@@ -147,7 +147,7 @@ class GradientDescent:
     def _until(
         self, tolerance: Tolerance, f: Loss, question: Question, start: Tensor, steps: int, round: int
     ) -> Solution:
-        x, losses = start, []
+        x, losses = start, list[float]()
         gradient = question.gradient(x, f.grad(x))
         limit = tolerance.limit(round, question.rho, float(gradient.norm()))
         while gradient.norm() > limit and len(losses) < steps:

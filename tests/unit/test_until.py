@@ -75,14 +75,15 @@ def test_a_start_that_is_good_enough_is_the_answer() -> None:
 def test_errors_that_sum_up_lead_to_the_minimiser_and_a_coarse_tolerance_does_not() -> None:
     clients, x0 = golden()
 
-    def final(tolerance: Tolerance | float) -> float:
+    def steepest(tolerance: Tolerance | float) -> float:
+        """The largest gradient of the objective in the last 100 of 400 rounds."""
         solver = GradientDescent(5000, LR, tolerance)
-        return float(gradient(clients, simulate(FedADMM(eta=ETA), clients, x0, rounds=400, solver=solver).x_bar).norm())
+        history = simulate(FedADMM(eta=ETA), clients, x0, rounds=400, solver=solver)
+        return max(float(gradient(clients, state.x_bar).norm()) for state in history.server[-100:])
 
-    coarse, summable = final(0.3), final(Summable(D=1.0))
-    assert coarse > 0.02
-    assert summable < 5e-3  # 1/400 is still allowed in the last round
-    assert final(1e-10) < 1e-9
+    assert steepest(0.3) > 0.02
+    assert steepest(Summable(D=1.0)) < 5e-3  # 1/400 is still allowed in the last round
+    assert steepest(1e-10) < 1e-9
 
 
 def test_partial_participation_converges_too() -> None:
