@@ -12,6 +12,7 @@ from pytorch_lightning.strategies import SingleDeviceStrategy
 from lightning_fed._compat import check_lightning_version, is_overridden, is_param_in_hook_signature
 from lightning_fed.core import Algorithm
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.local.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from lightning_fed.server import FederatedServer
@@ -97,6 +98,18 @@ def _check_plain(trainer: pl.Trainer, why: str) -> None:
         found = "gradient clipping"
     if found:
         raise ValueError(f"Local steps must be plain SGD with one learning rate, got {found}. {why}")
+
+
+def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """A tolerance needs a question that has a solution to be near to."""
+    if tolerance is None:
+        return
+    if algorithm.plain_sgd is not None:
+        raise ValueError(
+            f"{type(algorithm).__name__} asks for local steps, not for a minimiser, so local_tolerance={tolerance} has"
+            f" nothing to be near to. Leave it away. ({algorithm.plain_sgd})"
+        )
+    tolerance.limit(0, algorithm.penalty, 1.0)
 
 
 def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:

@@ -107,16 +107,33 @@ class HasModel(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Question:
+    """What a client is asked to minimise beside its loss: ``<linear, x> + rho/2 |x - center|^2``; None is zero."""
+
+    linear: Tensor | None = None
+    rho: float = 0.0
+    center: Tensor | None = None
+
+    def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
+        """The gradient of the whole at ``x``, where that of the loss is ``slope``."""
+        total = slope if self.linear is None else slope + self.linear
+        return total + self.rho * (x if self.center is None else x - self.center) if self.rho else total
+
+
+@dataclass(frozen=True, eq=False)
 class Solution:
     """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
 
-    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps.
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps. Under a tolerance,
+    ``residual`` is the norm of the question's gradient at ``x``, and ``reached`` whether it is small enough.
     """
 
     x: Tensor
     loss: float = float("nan")
     steps: int = 0
     lr_sum: float = float("nan")
+    residual: float = float("nan")
+    reached: bool = True
 
 
 class Local(Protocol):
@@ -230,6 +247,11 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def penalty(self) -> float:
         """The ``rho`` of the question in every round; 0 where there is none."""
         return 0.0
+
+    @property
+    def relaxation(self) -> float | None:
+        """The alpha of its Douglas-Rachford steps, 1 for plain ones; None where the bounds of FedADMM do not apply."""
+        return None
 
     @property
     def everybody(self) -> bool:

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, RichProgres
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.tolerance import LocalTolerance
 from lightning_fed.core import hyper_parameters
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServ
     """Add evaluation, show clients in the stock progress bar's place, keep a last checkpoint, log the settings."""
     if server.evaluate_every and not trainer.barebones:
         _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
+    if server.local_tolerance is not None and not trainer.barebones:
+        _add(trainer, module, LocalTolerance)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):
             position, leave = getattr(callback, "process_position", 0), bool(callback._leave)
@@ -52,6 +55,7 @@ def settings_of(trainer: pl.Trainer, server: FederatedServer) -> dict[str, Any]:
             "clients": len(data.client_ids),
             "local_steps": server.local_steps,
             "local_epochs": server.local_epochs,
+            **({"local_tolerance": hyper_parameters(server.local_tolerance)} if server.local_tolerance else {}),
             "buffers": server.buffers,
             "seed": server.seed,
         }

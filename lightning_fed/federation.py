@@ -48,6 +48,7 @@ class Federation:
         self.buffers = clones(buffers_of(module))
         self.rounds_done = -1 if algorithm.full_start else 0
         self.bytes_down = self.bytes_up = 0
+        self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
         self._pending: _Commit | None = None
 
     @property

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -20,11 +21,15 @@ from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridd
 from lightning_fed.attributes import remember, restore
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
+from lightning_fed.theory import gradient_mapping
 from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
     from lightning_fed.federation import Federation
+
+#: A loss and the parameters, to one tensor for each of them.
+Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
 
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
@@ -91,24 +96,52 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
     )
 
 
+def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
+    """Norm of the gradient mapping at the server's model; worked out once between two rounds, whoever asks."""
+    if federation.stationarity is None or federation.stationarity[0] != federation.rounds_done:
+        rho = federation.algorithm.penalty or 1.0
+        gradient = full_gradient(trainer, federation)
+        mapping = gradient_mapping(federation.algorithm, federation.server.x_bar, gradient, rho)
+        federation.stationarity = (federation.rounds_done, float(mapping.norm()))
+    return federation.stationarity[1]
+
+
 def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tensor:
     """Gradient of a client's loss over all its training data, in evaluation mode, at the model the module holds."""
+    return client_derivative(trainer, layout, cid, partial(torch.autograd.grad, allow_unused=True))
+
+
+def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, derivative: Derivative) -> Tensor:
+    """Some ``derivative`` of a client's loss, as :func:`client_gradient` is the first: a sum over batches.
+
+    It is given the loss and the parameters in the order of ``layout.names``.
+    """
     module, data = trainer.lightning_module, trainer.datamodule
     step = loss_step(module, "train")
     if step is None:
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
-    params = {name: p for name, p in module.named_parameters() if name in layout.names}
-    gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
+    named = dict(module.named_parameters())
+    params = {name: named[name] for name in layout.names}
+    total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
         for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, "train")):
             batch = move_batch(trainer, batch)
             loss = _loss(_call(trainer, step, batch, batch_idx))
             share = batch_size_of(batch) / data.num_examples(cid)
-            grads = torch.autograd.grad(loss * share, list(params.values()), allow_unused=True)
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
-            gradient += layout.flatten(dict(zip(params, filled, strict=True)))
-    return gradient
+            parts = derivative(loss * share, list(params.values()))
+            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), parts, strict=True)]
+            total += layout.flatten(dict(zip(params, filled, strict=True)))
+    return total
+
+
+def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
+    """Refuse a module whose steps give no loss to differentiate."""
+    if loss_step(module, "train") is None:
+        raise ValueError(
+            f"{type(module).__name__} reports no loss to differentiate: with manual optimisation, give it a"
+            f" validation_step that returns the loss, or {remedy}."
+        )
 
 
 def loss_step(module: pl.LightningModule, split: str) -> str | None:

@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 
 from lightning_fed.arguments import is_whole, one_of, whole
 from lightning_fed.callbacks.base import FederatedCallback, notify
-from lightning_fed.checks import check_optimizers, check_setup
+from lightning_fed.checks import check_optimizers, check_setup, check_tolerance
 from lightning_fed.core import Algorithm, num_bytes
 from lightning_fed.engines.choice import Choice
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
+from lightning_fed.local.tolerance import Tolerance, as_tolerance
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
 from lightning_fed.randomness import seed_global
@@ -60,6 +61,9 @@ class FederatedServer(FederatedCallback):
         sampler: any other law of the cohort, instead of ``clients_per_round``.
         local_steps: batches per visit, cycling over reshuffled epochs.
         local_epochs: epochs per visit, instead of ``local_steps``; 1 if neither is given.
+        local_tolerance: stop a visit as soon as the local problem is solved so well, by the gradient over all the
+            client's data, which is looked at before the visit and after each of its epochs; a number or a
+            :class:`~lightning_fed.local.Tolerance`. ``local_steps`` or ``local_epochs`` are then the most it does.
         seed: of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
         buffers: what happens to buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
             ``server``, or every client keeps its own (``local``).
@@ -77,6 +81,7 @@ class FederatedServer(FederatedCallback):
         sampler: Sampler | None = None,
         local_steps: int | None = None,
         local_epochs: int | None = None,
+        local_tolerance: float | Tolerance | None = None,
         seed: int | None = None,
         buffers: Buffers = "average",
         evaluate_every: int = 1,
@@ -105,6 +110,8 @@ class FederatedServer(FederatedCallback):
         one_of(self, "compile", ("auto", True, False))
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
+        self.local_tolerance = None if local_tolerance is None else as_tolerance(local_tolerance)
+        check_tolerance(self.local_tolerance, algorithm)
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
         if seed is not None and (not is_whole(seed) or seed < 0):
@@ -160,7 +167,8 @@ class FederatedServer(FederatedCallback):
     def _settings(self) -> dict[str, Any]:
         """What else decides the course of a run."""
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
-        return {**settings, "buffers": self.buffers}
+        tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
+        return {**settings, "local_tolerance": tolerance, "buffers": self.buffers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_fed.arguments import is_whole
-from lightning_fed.core import Algorithm, Broadcast, Reply
-from lightning_fed.local.quadratic import Exact, Loss, Oracle, Solver
+from lightning_fed.core import Algorithm, Broadcast, Reply, Solution
+from lightning_fed.local.quadratic import Exact, GradientDescent, Loss, Oracle, Solver
 from lightning_fed.round import Step, run_round
 from lightning_fed.sampling import Full, Sampler
 from lightning_fed.store import ClientId, Memory, MemoryStore
@@ -19,11 +20,15 @@ from lightning_fed.store import ClientId, Memory, MemoryStore
 
 @dataclass(eq=False)
 class History:
-    """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start."""
+    """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start.
+
+    ``answers[k]`` is what the solvers found in round k, by client: steps, and how exact where there is a tolerance.
+    """
 
     server: list[Any] = field(default_factory=list)
     clients: list[list[Any]] = field(default_factory=list)
     cohorts: list[list[int]] = field(default_factory=list)
+    answers: list[dict[int, Solution]] = field(default_factory=list)
 
     @property
     def x_bar(self) -> Tensor:
@@ -39,12 +44,17 @@ class History:
 class _Engine:
     def __init__(self, oracles: Sequence[Oracle], seed: int) -> None:
         self.oracles, self.seed, self.round = oracles, seed, -1
+        self.answers: dict[int, Solution] = {}
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[int | str]
     ) -> Iterator[Reply[Any, Any]]:
-        for i, state in zip(cohort, states, strict=True):
-            yield step(state, down, replace(self.oracles[int(i)], key=(self.seed, self.round, int(i))))
+        for i, state in zip(map(int, cohort), states, strict=True):
+            oracle = replace(self.oracles[i], key=(self.seed, self.round, i), round=self.round, answers=[])
+            reply = step(state, down, oracle)
+            if oracle.answers:
+                self.answers[i] = oracle.answers[-1]
+            yield reply
 
 
 def simulate(
@@ -66,7 +76,8 @@ def simulate(
         x0: first model; zeros by default, in the precision of the first client.
         rounds: number of rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
         cohorts: who takes part in each round, instead of ``rounds``.
-        solver: :class:`Exact` (default) or :class:`GradientDescent`; a list of them for clients who differ.
+        solver: :class:`Exact` (default) or :class:`GradientDescent`, for so many steps or until a tolerance holds; a
+            list of them for clients who differ.
         events: asynchronous instead: ``(client, delay)`` of every upload, in the order the server applies them; the
             client has worked with the model of ``delay`` uploads before.
 
@@ -101,6 +112,7 @@ def simulate(
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
     if len(solvers) != n:
         raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
+    _check_solvers(algorithm, solvers)
     engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
     weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))
@@ -115,13 +127,35 @@ def simulate(
     if algorithm.full_start:
         server = advance(server, range(n), exchanges=1)
     for k in range(len(schedule) + 1):
-        engine.round = k - 1
+        engine.round, engine.answers = k - 1, {}
         if k:
             stale = algorithm.broadcast(history.server[k - 1 - delays[k - 1]]) if delays else None
             server = advance(server, schedule[k - 1], stale)
+            history.answers.append(engine.answers)
         history.server.append(server)
         history.clients.append([store[i].state for i in range(n)])
+    _warn_of_unreached(history)
     return history
+
+
+def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
+    if algorithm.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
+        raise ValueError(
+            f"{type(algorithm).__name__} asks for steps, not for a minimiser, so there is nothing to be near."
+            f" Leave until= away. ({algorithm.plain_sgd})"
+        )
+
+
+def _warn_of_unreached(history: History) -> None:
+    answers = [answer for by_client in history.answers for answer in by_client.values()]
+    short = [answer for answer in answers if not answer.reached]
+    if short:
+        warnings.warn(
+            f"{len(short)} of {len(answers)} local solutions did not reach their tolerance: after"
+            f" {max(a.steps for a in short)} steps the local gradient was up to {max(a.residual for a in short):.3g}."
+            " Allow more steps or a looser tolerance; History.answers has them all.",
+            stacklevel=3,
+        )
 
 
 def _events(events: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -1,11 +1,15 @@
-"""How far a federation is from a solution: residuals and the gradient mapping."""
+"""How far a federation is from a solution: residuals and the gradient mapping; and what its penalty should exceed."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.optim import SGD, Optimizer
 
+from lightning_fed.bounds import eta_min, exact_eta_min
 from lightning_fed.core import Algorithm
 
 if TYPE_CHECKING:
@@ -41,3 +45,44 @@ def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: T
     ``gradient`` is that of :math:`\sum_i w_i f_i` at ``x``. For :math:`g = 0` the mapping is the gradient itself.
     """
     return rho * (x - algorithm.g.prox(x - gradient / rho, 1 / rho))
+
+
+def penalty_bound(L: float, alpha: float, gamma4: float = 0.05) -> float:
+    """What the penalty must exceed: :func:`eta_min`, or :func:`exact_eta_min` for ``alpha`` other than 1; inf at 2.
+
+    >>> round(penalty_bound(1.0, alpha=1.0), 6), penalty_bound(1.0, alpha=1.5), penalty_bound(1.0, alpha=2.0)
+    (2.397181, 4.0, inf)
+    """
+    if L == 0 or alpha == 2:
+        return 0.0 if L == 0 else math.inf
+    return eta_min(L, gamma4) if alpha == 1 else exact_eta_min(L, alpha)
+
+
+def plain_lr(optimizers: Sequence[Optimizer]) -> float | None:
+    """The largest step size, where local steps are plain gradient steps."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    plain = all(type(optimizer) is SGD for optimizer in optimizers) and not any(group["momentum"] for group in groups)
+    return max(float(group["lr"]) for group in groups) if plain and groups else None
+
+
+def contraction(lr: float, rho: float, L: float, lowest: float) -> float:
+    r"""By what a gradient step on the local problem shrinks its gradient, at worst; 1 and more where it need not.
+
+    The curvature of :math:`f_i` lies in [``lowest``, L], that of the problem between ``lowest`` :math:`+ \rho` and
+    :math:`L + \rho`.
+
+    >>> round(contraction(lr=0.1, rho=1.0, L=4.0, lowest=0.0), 12), round(contraction(0.1, 1.0, 4.0, lowest=-2.0), 12)
+    (0.9, 1.1)
+    """
+    return max(abs(1 - lr * (rho + lowest)), abs(1 - lr * (rho + L)))
+
+
+def steps_for(shrinkage: float, factor: float) -> float:
+    """Steps that shrink a gradient to ``shrinkage`` of what it was, each by ``factor``; inf where they do not.
+
+    >>> steps_for(0.1, 0.9), steps_for(0.1, 1.1)
+    (22, inf)
+    """
+    if factor >= 1:
+        return math.inf
+    return 1 if factor <= shrinkage else math.ceil(math.log(shrinkage) / math.log(factor))

@@ -27,13 +27,18 @@ from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorLoader
 
 if TYPE_CHECKING:
+    from lightning_fed.core import Question
+    from lightning_fed.local.certificate import Certificate
     from lightning_fed.local.module import AugmentedGradient
     from lightning_fed.server import FederatedServer
 
 
 @dataclass
 class Visit:
-    """One client's turn in a round, and how far it has come."""
+    """One client's turn in a round, and how far it has come.
+
+    ``question`` is what it was last asked to minimise, ``certificate`` how exact it is under a tolerance; None if not.
+    """
 
     round: int
     client: ClientId
@@ -43,6 +48,8 @@ class Visit:
     planned: int = 0
     work: float = 1.0
     loss: torch.Tensor | None = None
+    question: Question | None = None
+    certificate: Certificate | None = None
 
 
 def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
@@ -132,6 +139,8 @@ class ClientLoop(_Loop):
         for loader, count in local_epochs(self.trainer, self.server, visit):
             for batch_idx, batch in zip(range(count), loader, strict=False):
                 yield batch_idx, batch_idx == count - 1, batch
+            if visit.certificate is not None and visit.certificate.renew():
+                return
 
     def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:
         trainer, results = self.trainer, self.trainer.fit_loop.epoch_loop._results

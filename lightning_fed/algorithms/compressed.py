@@ -111,6 +111,10 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.penalty
 
     @property
+    def relaxation(self) -> float | None:
+        return self.algorithm.relaxation
+
+    @property
     def everybody(self) -> bool:
         return self.algorithm.everybody
 

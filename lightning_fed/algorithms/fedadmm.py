@@ -116,3 +116,7 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
     @property
     def penalty(self) -> float:
         return self.eta
+
+    @property
+    def relaxation(self) -> float:
+        return self.alpha

@@ -115,5 +115,9 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
         return 1 / self.eta_hat
 
     @property
+    def relaxation(self) -> float:
+        return self.alpha
+
+    @property
     def full_start(self) -> bool:
         return self.init == "prox"

@@ -112,5 +112,9 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         return 1 / self.eta_hat
 
     @property
+    def relaxation(self) -> float:
+        return 1.0
+
+    @property
     def exchanges_per_round(self) -> int:
         return 2 if self.mode == "upload_first" else 1

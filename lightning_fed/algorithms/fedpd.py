@@ -109,5 +109,9 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         return 1 / self.eta_hat
 
     @property
+    def relaxation(self) -> float:
+        return 1.0
+
+    @property
     def everybody(self) -> bool:
         return True

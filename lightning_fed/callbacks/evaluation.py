@@ -10,12 +10,11 @@ from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.measure import (
     ClientEvaluations,
     Evaluation,
+    check_differentiable,
     evaluate_own,
     evaluate_splits,
-    full_gradient,
-    loss_step,
+    stationarity,
 )
-from lightning_fed.theory import gradient_mapping
 from lightning_fed.tracking import log_histogram, log_table
 
 if TYPE_CHECKING:
@@ -48,11 +47,8 @@ class ClientEvaluation(FederatedCallback):
         self._evaluated = self._tabled = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.gradient_mapping and loss_step(pl_module, "train") is None:
-            raise ValueError(
-                f"{type(pl_module).__name__} reports no loss to differentiate: with manual optimisation, give it a"
-                " validation_step that returns the loss, or leave gradient_mapping off."
-            )
+        if self.gradient_mapping:
+            check_differentiable(pl_module, "leave gradient_mapping off")
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         done = report.round + 1
@@ -91,9 +87,7 @@ class ClientEvaluation(FederatedCallback):
             metrics[f"federated/{split}_loss"] = evaluations.mean("loss")
             metrics[f"federated/{split}_accuracy"] = evaluations.mean("accuracy")
         if self.gradient_mapping:
-            rho = federation.algorithm.penalty or 1.0
-            mapping = gradient_mapping(federation.algorithm, x_bar, full_gradient(trainer, federation), rho)
-            metrics["federated/gradient_mapping"] = float(mapping.norm())
+            metrics["federated/gradient_mapping"] = stationarity(trainer, federation)
         return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
     def _log_clients(self, trainer: pl.Trainer, splits: dict[str, ClientEvaluations], round: int) -> None:

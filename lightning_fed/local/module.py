@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fed.core import Solution, StepMap
+from lightning_fed.core import Question, Solution, StepMap
+from lightning_fed.local.certificate import Certificate
 from lightning_fed.randomness import torch_generator
 from lightning_fed.vector import Layout, overwrite, parameters_of
 
@@ -119,13 +121,26 @@ class ModuleLocal:
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
     ) -> Solution:
-        self.visit.work = work
+        visit, tolerance = self.visit, self.loop.server.local_tolerance
+        visit.work = work
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
         center = torch.zeros_like(start) if center is None else center
+        if after_step is None and evaluate_at is None:
+            visit.question = Question(linear, rho, center)
+            if tolerance is not None:
+                visit.certificate = Certificate(visit.question, tolerance, visit.round, self._point, self.slope)
+                if visit.certificate.holds:
+                    return Solution(start, lr_sum=0.0, residual=visit.certificate.residual)
         question = AugmentedGradient(module, self.layout, linear, rho, center, after_step, evaluate_at)
-        loss, steps = self.loop.run(self.visit, question)
-        return Solution(self.layout.flatten(parameters_of(module)), loss, steps, question.lr_sum)
+        loss, steps = self.loop.run(visit, question)
+        solution = Solution(self._point(), loss, steps, question.lr_sum)
+        if (reached := visit.certificate) is None:
+            return solution
+        return replace(solution, residual=reached.residual, reached=reached.holds)
+
+    def _point(self) -> Tensor:
+        return self.layout.flatten(parameters_of(self.loop.trainer.lightning_module))
 
     def gradient(self, x: Tensor) -> Tensor:
         overwrite(parameters_of(self.loop.trainer.lightning_module), self.layout.split(x))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lightning_fed.arguments import is_whole, whole
-from lightning_fed.core import Solution, StepMap
+from lightning_fed.core import Question, Solution, StepMap
+from lightning_fed.local.tolerance import Tolerance, as_tolerance
 from lightning_fed.randomness import torch_generator
 
 
@@ -91,14 +92,30 @@ class Exact:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """``steps`` full gradient steps of length ``lr``."""
+    """``steps`` full gradient steps of length ``lr``; with ``until``, no more than it takes to be that near.
+
+    Args:
+        steps: how many; with ``until``, at most.
+        lr: their length.
+        until: a :class:`~lightning_fed.local.Tolerance`, or a number that the norm of the local problem's gradient must
+            not exceed. A start that is good enough is the answer, after no steps at all.
+
+    >>> f = Quadratic.scalar(1.0, 3.0)
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> found = GradientDescent(steps=100, lr=0.5, until=0.01)(f, zero, zero, 1.0, zero)  # x^2 - 3x
+    >>> found.steps, found.reached, float(found.x)
+    (1, True, 1.5)
+    """
 
     steps: int
     lr: float
+    until: Tolerance | float | None = None
 
     def __post_init__(self) -> None:
         if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
+        if self.until is not None:
+            object.__setattr__(self, "until", as_tolerance(self.until))
 
     def __call__(
         self,
@@ -110,15 +127,36 @@ class GradientDescent:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        round: int = 0,
     ) -> Solution:
-        x, losses = start, []
         steps = max(1, int(work * self.steps))
+        if isinstance(self.until, Tolerance):
+            if after_step is not None or evaluate_at is not None:
+                raise ValueError(
+                    "GradientDescent(until=...) needs an algorithm that asks for a minimiser, not for steps."
+                )
+            return self._until(self.until, f, Question(linear, rho, center), start, steps, round)
+        x, losses = start, []
         for k in range(steps):
             at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
             losses.append(float(f(at)))
             x = x - self.lr * (f.grad(at) + linear + rho * (x - center))
             x = x if after_step is None else after_step(x, self.lr)
         return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr)
+
+    def _until(
+        self, tolerance: Tolerance, f: Loss, question: Question, start: Tensor, steps: int, round: int
+    ) -> Solution:
+        x, losses = start, list[float]()
+        gradient = question.gradient(x, f.grad(x))
+        limit = tolerance.limit(round, question.rho, float(gradient.norm()))
+        while gradient.norm() > limit and len(losses) < steps:
+            losses.append(float(f(x)))
+            x = x - self.lr * gradient
+            gradient = question.gradient(x, f.grad(x))
+        loss = sum(losses) / len(losses) if losses else float("nan")
+        residual = float(gradient.norm())
+        return Solution(x, loss, len(losses), len(losses) * self.lr, residual, reached=residual <= limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +166,8 @@ class Oracle:
     f: Loss
     solver: Solver
     key: tuple[int | str, ...] = ()  # of whatever is random
+    round: int = 0
+    answers: list[Solution] = field(default_factory=list)
 
     def solve(
         self,
@@ -142,11 +182,14 @@ class Oracle:
     ) -> Solution:
         zero = torch.zeros_like(start)
         linear, center = zero if linear is None else linear, zero if center is None else center
-        if after_step is None and evaluate_at is None and work == 1:
-            return self.solver(self.f, start, linear, rho, center)
-        if not isinstance(self.solver, GradientDescent):
+        if isinstance(self.solver, GradientDescent):
+            more = (after_step, evaluate_at, work, self.round)
+            self.answers.append(self.solver(self.f, start, linear, rho, center, *more))
+        elif after_step is None and evaluate_at is None and work == 1:
+            self.answers.append(self.solver(self.f, start, linear, rho, center))
+        else:
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
-        return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at, work)
+        return self.answers[-1]
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.f.grad(x)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+
+from lightning_fed.callbacks.base import FederatedCallback
+from lightning_fed.measure import check_differentiable
+
+if TYPE_CHECKING:
+    from lightning_fed.core import Reply
+    from lightning_fed.server import RoundReport
+    from lightning_fed.visit import Visit
+
+
+class LocalTolerance(FederatedCallback):
+    """Tells how local work ended under ``FederatedServer(local_tolerance=...)``, which adds it by itself.
+
+    Logs ``federated/local_steps`` (mean over the cohort), ``federated/local_residual`` (the largest norm of a local
+    problem's gradient where work ended) and ``federated/unreached`` (clients that ran out of steps before the tolerance
+    held), and warns the first time that somebody did.
+    """
+
+    def __init__(self) -> None:
+        self._visits: dict[Any, tuple[int, float, float]] = {}
+        self._warned = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        check_differentiable(pl_module, "leave local_tolerance away")
+
+    def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
+        self._visits = {}
+
+    def on_client_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
+    ) -> None:
+        if (certificate := visit.certificate) is None:
+            return
+        self._visits[visit.client] = (reply.steps, certificate.residual, certificate.limit)
+        if not certificate.holds and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Round {visit.round}, client {visit.client!r}: after {reply.steps} local steps, all that are allowed,"
+                f" the local gradient is {certificate.residual:.3g}, above the tolerance of {certificate.limit:.3g}."
+                " Allow more local_steps or local_epochs, or a looser local_tolerance. This is said once;"
+                " federated/unreached counts them.",
+                stacklevel=2,
+            )
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
+        if not self._visits:
+            return
+        steps, residuals, _ = zip(*self._visits.values(), strict=True)
+        unreached = sum(residual > limit for _, residual, limit in self._visits.values())
+        self.log_round(
+            {
+                "federated/local_steps": sum(steps) / len(steps),
+                "federated/local_residual": max(residuals),
+                "federated/unreached": float(unreached),
+            }
+        )

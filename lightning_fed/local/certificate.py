@@ -1,0 +1,47 @@
+"""How exact an answer is, at the point that a module holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lightning_fed.core import Question
+from lightning_fed.local.tolerance import Tolerance
+
+
+class Certificate:
+    r"""Compares :math:`r = \|\nabla\varphi(x)\|`, over all of a client's data, with what a tolerance allows.
+
+    Args:
+        question: what the client was asked.
+        tolerance: the rule.
+        round: the number of the round.
+        point: gives the module's x.
+        slope: gives the gradient of the client's loss there.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        tolerance: Tolerance,
+        round: int,
+        point: Callable[[], Tensor],
+        slope: Callable[[], Tensor],
+    ) -> None:
+        self._question, self._point, self._slope = question, point, slope
+        self.residual = self._measure()
+        self.limit = tolerance.limit(round, question.rho, self.residual)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the point that was last looked at is good enough."""
+        return self.residual <= self.limit
+
+    def renew(self) -> bool:
+        """Look at the point that the module holds now; whether it is good enough."""
+        self.residual = self._measure()
+        return self.holds
+
+    def _measure(self) -> float:
+        return float(self._question.gradient(self._point(), self._slope()).norm())
