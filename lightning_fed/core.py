@@ -234,6 +234,11 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         return None
 
     @property
+    def no_weight_decay(self) -> str | None:
+        """Why an optimiser must not add weight decay; None where it is but a part of every client's loss."""
+        return None
+
+    @property
     def full_start(self) -> bool:
         """Whether every client is asked once before round 0, as part of the initial state."""
         return False

@@ -207,7 +207,7 @@ class FederatedServer(FederatedCallback):
         self._show_server(trainer)
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
-        return cohort[:2] if trainer.fast_dev_run else cohort
+        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.everybody else cohort
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
         """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""

@@ -123,5 +123,9 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.plain_sgd
 
     @property
+    def no_weight_decay(self) -> str | None:
+        return self.algorithm.no_weight_decay
+
+    @property
     def full_start(self) -> bool:
         return self.algorithm.full_start

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.arguments import one_of, positive, whole
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, num_bytes, record, start_point
 from lightning_fed.randomness import numpy_generator
 
 
@@ -30,6 +30,7 @@ class Down(Broadcast):
 
     exchanged: bool
     exchange: bool  # what this round's coin has decided
+    bytes: int  # of the mean that ends this round: none without an exchange
 
 
 @record
@@ -81,9 +82,13 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0)
 
     def broadcast(self, server: ServerState) -> Down:
-        exchanged = bool(server.exchanged)
+        exchanged, exchange = bool(server.exchanged), self.exchanges(int(server.round))
         x_bar = server.x_bar if exchanged else server.x_bar[:0]
-        return Down(x_bar, exchanged, self.exchanges(int(server.round)))
+        return Down(x_bar, exchanged, exchange, num_bytes(server.x_bar) if exchange else 0)
+
+    def bytes_down(self, down: Broadcast) -> int:
+        assert isinstance(down, Down)
+        return down.bytes  # the mean belongs to the round that made it, though it goes out with the next question
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
