@@ -84,6 +84,8 @@ def test_late_uploads_reach_a_stationary_point():
         ([(0, 0), (1, -1)], r"events\[1\] has delay -1"),
         ([(0, 0), (1, 0.5)], r"events\[1\] has delay 0.5"),
         ([(0, 0), (3, 0)], "names client 3; clients are 0 to 2"),
+        ([(0, 0), (0, 1)], r"events\[1\] of client 0 has delay 1.*one job at a time\. Its delay can be 0 to 0\."),
+        ([(0, 0), (1, 1), (2, 0), (0, 3)], r"events\[3\] of client 0 .*last upload \(3 before it\).*can be 0 to 2\."),
     ],
     ids=str,
 )
