@@ -141,7 +141,8 @@ class Local(Protocol):
 class Reply(Generic[ClientT, MessageT]):
     """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
 
-    ``bytes_up`` is what sending it takes, where that is less than the message as it is.
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
+    ``arrived`` counts nowhere: the server does without it, and the client forgets it.
     """
 
     state: ClientT
@@ -150,6 +151,7 @@ class Reply(Generic[ClientT, MessageT]):
     loss: float = float("nan")
     steps: int = 0
     bytes_up: int | None = None
+    arrived: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +171,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     """A federated algorithm: frozen hyper-parameters and pure steps on flat vectors.
 
     Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
-    called for an empty cohort.
+    called where nobody answers.
     """
 
     #: The part of the objective that only the server knows.
@@ -267,7 +269,7 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
-    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5, 'stragglers': 0.0}
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'stragglers': 0.0, 'mu': 0.5}
     """
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}

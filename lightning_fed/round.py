@@ -49,6 +49,8 @@ def run_round(
 ) -> Outcome:
     """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server; again, where it takes two.
 
+    Answers that do not arrive are left out: the outcome holds the states of those whose did.
+
     ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation. ``exchanges`` is the
     algorithm's own number by default, ``down`` the broadcast of today's server.
     """
@@ -74,10 +76,20 @@ def _exchange(
     down: Broadcast | None,
 ) -> Outcome:
     down = algorithm.broadcast(before.server) if down is None else down
-    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
-    total, bytes_up = None, before.bytes_up
+    outcome = replace(
+        before,
+        states=dict(before.states),
+        local_models=dict(before.local_models),
+        losses=dict(before.losses),
+        steps=dict(before.steps),
+        bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down),
+    )
+    total, bytes_up, arrived = None, before.bytes_up, []
     replies = engine.ask(partial(_client_step, algorithm), states, down, cohort)
     for cid, reply in zip(cohort, replies, strict=True):
+        if not reply.arrived:
+            continue
+        arrived.append(cid)
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
         bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
@@ -86,8 +98,9 @@ def _exchange(
         outcome.local_models[cid] = before.local_models[cid] if idle else reply.x_i
         outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss
         outcome.steps[cid] = before.steps.get(cid, 0) + reply.steps
-    weight = sum(weights[cid] for cid in cohort)
-    answered = Total(total, weight, len(cohort), sum(weights.values()))
+    if not arrived:
+        return outcome
+    answered = Total(total, sum(weights[cid] for cid in arrived), len(arrived), sum(weights.values()))
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")

@@ -219,7 +219,7 @@ class FederatedServer(FederatedCallback):
         notify(trainer, "on_round_start", federation.rounds_done, cohort)
         outcome = self._play(trainer, cohort)
         metrics = {
-            "clients": float(len(cohort)),
+            "clients": float(len(outcome.states)),  # whose replies arrived
             "primal_residual": primal_residual(federation, outcome),
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
@@ -270,9 +270,11 @@ class FederatedServer(FederatedCallback):
             outcome = federation.play(cohort, engine)
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
-                averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in cohort)
-                traffic = len(cohort) * num_bytes(federation.buffers)
-                outcome = replace(outcome, bytes_down=outcome.bytes_down + traffic, bytes_up=outcome.bytes_up + traffic)
+                arrived, size = list(outcome.states), num_bytes(federation.buffers)
+                if arrived:
+                    averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in arrived)
+                down, up = outcome.bytes_down + len(cohort) * size, outcome.bytes_up + len(arrived) * size
+                outcome = replace(outcome, bytes_down=down, bytes_up=up)
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()

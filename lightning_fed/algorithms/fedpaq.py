@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
 from lightning_fed.arguments import whole
@@ -20,6 +20,7 @@ class FedPAQ(FedAvg):
         levels: of the stochastic quantiser :class:`~lightning_fed.transforms.Quantize`; None sends all of it.
         server_lr: server step, as in :class:`FedAvg`.
         weights: ``uniform`` or ``samples``, as in :class:`FedAvg`.
+        stragglers: share of clients the round does without, as in :class:`FedAvg`.
 
     Reference: arXiv:1909.13014.
     """
@@ -33,7 +34,7 @@ class FedPAQ(FedAvg):
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         reply = super().client_step(client, down, local)
-        if self.levels is None:
+        if self.levels is None or not reply.arrived:
             return reply
         sent = Quantize(self.levels)(reply.message.delta_i, local.rng("quantize"))
-        return Reply(client, Message(sent.value), reply.x_i, reply.loss, reply.steps, math.ceil(sent.bits / 8))
+        return replace(reply, message=Message(sent.value), bytes_up=math.ceil(sent.bits / 8))
