@@ -73,7 +73,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.broadcast(server)
 
     def bind(self, layout: Layout) -> Compressed:
-        return replace(self, algorithm=self.algorithm.bind(layout))
+        return replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
 
     def bytes_down(self, down: Broadcast) -> int:
         return self.algorithm.bytes_down(down)
