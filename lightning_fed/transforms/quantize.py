@@ -57,7 +57,7 @@ class Quantize(Transform):
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         sizes = self._blocks(v)
         bits = len(sizes) * NORM_BITS + v.numel() * (1 + math.ceil(math.log2(self.levels + 1)))
-        norm = torch.cat([part.norm().expand(part.shape) for part in v.split(sizes)])
+        norm = torch.cat([part.norm().expand(part.shape) for part in torch.split(v, sizes)])
         scaled = v.abs() * (self.levels / torch.where(norm > 0, norm, 1))
         low = scaled.floor()
         coins = torch.rand(v.shape, generator=rng, dtype=torch.float64).to(v.device)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from modules import Net, classification, quiet_trainer, x_of
 from problems import close, golden, identical, random_clients
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedPAQ
@@ -153,11 +153,7 @@ def test_a_fit_binds_the_quantiser_to_the_modules_tensors(algorithm: FedPAQ | Co
     server, module = FederatedServer(algorithm, clients_per_round=3, local_steps=2, evaluate_every=0), Net()
     before = x_of(module).clone()
     quiet_trainer(server, 2, limit_val_batches=0).fit(module, datamodule=classification())
-    tensors, scalars = len(list(module.parameters())), sum(p.numel() for p in module.parameters())
-    assert (tensors, scalars) == (
-        4,
-        sum(p.numel() for p in nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 3)]).parameters()),
-    )
+    scalars = 6 * 8 + 8 + 8 * 3 + 3  # in four tensors
     assert server.federation is not None
     assert server.federation.bytes_up == 2 * 3 * math.ceil((4 * 32 + 3 * scalars) / 8)
     assert server.federation.bytes_down == 2 * 3 * 4 * scalars
