@@ -97,13 +97,15 @@ class HasModel(Protocol):
 class Solution:
     """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
 
-    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps.
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps; ``estimate`` that of the
+    gradient of f_i at ``x``, where one was asked for.
     """
 
     x: Tensor
     loss: float = float("nan")
     steps: int = 0
     lr_sum: float = float("nan")
+    estimate: Tensor | None = None
 
 
 class Local(Protocol):
@@ -119,12 +121,15 @@ class Local(Protocol):
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
         """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
 
         First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
         length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
-        ``work`` is the share of its local steps or epochs that a client gets done, one at least.
+        ``work`` is the share of its local steps or epochs that a client gets done, one at least. With an ``estimate`` v
+        of the gradient at ``start``, steps are taken along v in the place of their batch's gradient, and each changes
+        it by the difference of the batch's gradients at its two ends: ``v + grad f_i(x; B) - grad f_i(x_before; B)``.
         """
         ...
 

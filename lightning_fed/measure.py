@@ -16,7 +16,13 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
+from lightning_fed._compat import (
+    batch_size_of,
+    call_strategy_hook,
+    is_overridden,
+    is_param_in_hook_signature,
+    set_rng_states,
+)
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
@@ -97,7 +103,6 @@ def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tenso
     step = loss_step(module, "train")
     if step is None:
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
-    params = {name: p for name, p in module.named_parameters() if name in layout.names}
     gradient = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
@@ -105,10 +110,24 @@ def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tenso
             batch = move_batch(trainer, batch)
             loss = _loss(_call(trainer, step, batch, batch_idx))
             share = batch_size_of(batch) / data.num_examples(cid)
-            grads = torch.autograd.grad(loss * share, list(params.values()), allow_unused=True)
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
-            gradient += layout.flatten(dict(zip(params, filled, strict=True)))
+            gradient += _gradient(module, layout, loss * share)
     return gradient
+
+
+def batch_gradient(trainer: pl.Trainer, layout: Layout, batch: Any, batch_idx: int, noise: dict[str, Any]) -> Tensor:
+    """Gradient of ``training_step`` on a batch it has just seen, in the state it was in before ``noise`` was drawn."""
+    with measuring(trainer, training=True), torch.enable_grad():
+        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        set_rng_states(noise)
+        loss = _loss(_call(trainer, "training_step", batch, batch_idx))
+        return _gradient(trainer.lightning_module, layout, loss)
+
+
+def _gradient(module: nn.Module, layout: Layout, loss: Tensor) -> Tensor:
+    params = {name: p for name, p in module.named_parameters() if name in layout.names}
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+    filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
+    return layout.flatten(dict(zip(params, filled, strict=True)))
 
 
 def loss_step(module: pl.LightningModule, split: str) -> str | None:
@@ -120,14 +139,18 @@ def loss_step(module: pl.LightningModule, split: str) -> str | None:
 
 
 @contextmanager
-def measuring(trainer: pl.Trainer) -> Iterator[None]:
-    """Evaluation mode; afterwards the module, its metrics, buffers and lists, the log and the RNG are as before."""
+def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[None]:
+    """Evaluation mode, unless ``training``; afterwards the module, the log and the RNG are as before.
+
+    So are the module's metrics, buffers and lists.
+    """
     module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
     results, current_fx = loop._results, connector._current_fx
     modes = {m: m.training for m in module.modules()}
     attributes = {m: _remember(m) for m in module.modules()}
     buffers = clones(buffers_of(module))
-    module.eval()
+    if not training:
+        module.eval()
     try:
         with isolate_rng(), torch.no_grad():
             yield

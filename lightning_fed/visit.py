@@ -134,7 +134,7 @@ class ClientLoop(_Loop):
 
     def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         assert self.question is not None
-        self.question.before_batch()
+        self.question.before_batch(batch, batch_idx)
         output = self._optimize(batch, batch_idx)
         if self.stepping and self.trainer.optimizers:
             self.question.after_step(self.trainer.optimizers[0])

@@ -11,7 +11,7 @@ from lightning_fed.callbacks.base import notify
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.workspace import Workspace
-from lightning_fed.measure import client_gradient
+from lightning_fed.measure import batch_gradient, client_gradient
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones
@@ -58,7 +58,8 @@ class SequentialEngine:
             self.workspace.reset(self._own_buffers(cid))
             try:
                 slope = partial(client_gradient, trainer, self.layout, cid)
-                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit, slope))
+                again = partial(batch_gradient, trainer, self.layout)
+                reply = step(state, down, ModuleLocal(self.loop, self.layout, visit, slope, again))
             except Exception as error:
                 raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
             self._check(cid, reply)

@@ -1,5 +1,5 @@
 """Answering the question: exact quadratics (here), any LightningModule (`lightning_fed.local.module`)."""
 
-from lightning_fed.local.quadratic import Exact, GradientDescent, Quadratic
+from lightning_fed.local.quadratic import Exact, FiniteSum, GradientDescent, Quadratic
 
-__all__ = ["Exact", "GradientDescent", "Quadratic"]
+__all__ = ["Exact", "FiniteSum", "GradientDescent", "Quadratic"]

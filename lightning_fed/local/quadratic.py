@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lightning_fed.arguments import is_whole, whole
 from lightning_fed.core import Solution, StepMap
@@ -58,6 +58,25 @@ class Quadratic:
         return self.A.to(x) @ x - self.b.to(x)
 
 
+class FiniteSum(Quadratic):
+    """The mean of one quadratic for each sample, of which a solver may take batches.
+
+    >>> f = FiniteSum([Quadratic.scalar(1.0, 1.0), Quadratic.scalar(3.0, 1.0)])
+    >>> f.num_examples, f.A.item(), f.batch(torch.tensor([1])).A.item()
+    (2, 2.0, 3.0)
+    """
+
+    def __init__(self, samples: Sequence[Quadratic]) -> None:
+        if not samples or not all(isinstance(f, Quadratic) for f in samples):
+            raise TypeError(f"FiniteSum is made of one Quadratic or more, got {samples!r}.")
+        self._A, self._b = torch.stack([f.A for f in samples]), torch.stack([f.b for f in samples])
+        super().__init__(self._A.mean(0), self._b.mean(0), len(samples))
+
+    def batch(self, members: Tensor) -> Quadratic:
+        """The mean over some of the samples."""
+        return Quadratic(self._A[members].mean(0), self._b[members].mean(0), len(members))
+
+
 def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tensor:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value
@@ -91,12 +110,14 @@ class Exact:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """``steps`` full gradient steps of length ``lr``."""
+    """``steps`` gradient steps of length ``lr``: full ones, or on batches of ``batch_size`` samples of a FiniteSum."""
 
     steps: int
     lr: float
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        whole(self, "batch_size", 1, optional=True)
         if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
 
@@ -110,15 +131,30 @@ class GradientDescent:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
+        rng: Generator | None = None,
     ) -> Solution:
-        x, losses = start, []
+        x, v, losses = start, estimate, []
         steps = max(1, int(work * self.steps))
         for k in range(steps):
+            part = self._batch(f, rng)
             at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
-            losses.append(float(f(at)))
-            x = x - self.lr * (f.grad(at) + linear + rho * (x - center))
+            losses.append(float(part(at)))
+            slope = part.grad(at)
+            x = x - self.lr * ((slope if v is None else v) + linear + rho * (x - center))
             x = x if after_step is None else after_step(x, self.lr)
-        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr)
+            v = None if v is None else v + part.grad(x) - slope
+        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr, estimate=v)
+
+    def _batch(self, f: Loss, rng: Generator | None) -> Loss:
+        if self.batch_size is None:
+            return f
+        if not isinstance(f, FiniteSum) or self.batch_size > f.num_examples:
+            raise ValueError(
+                f"GradientDescent(batch_size={self.batch_size}) needs clients that are a FiniteSum of as many samples,"
+                f" got {type(f).__name__} of {f.num_examples}."
+            )
+        return f.batch(torch.randperm(f.num_examples, generator=rng)[: self.batch_size])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +175,16 @@ class Oracle:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
         zero = torch.zeros_like(start)
         linear, center = zero if linear is None else linear, zero if center is None else center
-        if after_step is None and evaluate_at is None and work == 1:
-            return self.solver(self.f, start, linear, rho, center)
-        if not isinstance(self.solver, GradientDescent):
+        if isinstance(self.solver, GradientDescent):
+            rng = self.rng("batches")
+            return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at, work, estimate, rng)
+        if after_step is not None or evaluate_at is not None or work < 1 or estimate is not None:
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
-        return self.solver(self.f, start, linear, rho, center, after_step, evaluate_at, work)
+        return self.solver(self.f, start, linear, rho, center)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.f.grad(x)

@@ -17,11 +17,11 @@ from problems import (
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.core import Solution, Total, add
 
-LR = 0.05
+LR, STEPS = 0.05, 3
 
 
 class Diagonal:
-    """One gradient step on losses a/2 x^2 - b x; ``a`` and ``b`` are of one client (d,) or of a stack (m, d)."""
+    """Gradient steps on losses a/2 x^2 - b x; ``a`` and ``b`` are of one client (d,) or of a stack (m, d)."""
 
     def __init__(self, a, b):
         self.a, self.b = a, b
@@ -29,11 +29,16 @@ class Diagonal:
     def gradient(self, x):
         return self.a * x - self.b
 
-    def solve(self, start, *, linear=None, rho=0.0, center=None, after_step=None, evaluate_at=None, work=1.0):
-        pull = rho * (start - center) if center is not None else 0.0
-        at = start if evaluate_at is None else evaluate_at(start, 0.0)
-        x = start - LR * (self.gradient(at) + (0.0 if linear is None else linear) + pull)
-        return Solution(x if after_step is None else after_step(x, LR), lr_sum=LR)
+    def solve(
+        self, start, *, linear=None, rho=0.0, center=None, after_step=None, evaluate_at=None, work=1.0, estimate=None
+    ):
+        x, v, linear, center = start, estimate, *(0.0 if t is None else t for t in (linear, center))
+        for k in range(STEPS):
+            slope = self.gradient(x if evaluate_at is None else evaluate_at(x, k * LR))
+            x = x - LR * ((slope if v is None else v) + linear + rho * (x - center))
+            x = x if after_step is None else after_step(x, LR)
+            v = None if v is None else v + self.gradient(x) - slope
+        return Solution(x, lr_sum=STEPS * LR, estimate=v)
 
     def rng(self, purpose):
         return torch.Generator()
