@@ -84,7 +84,12 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         leaves, tree = pytree.tree_flatten(reply.message)
         arrived = []
         for leaf in leaves:
-            if leaf.ndim != 1 or not leaf.numel():
+            if leaf.ndim > 1:
+                raise ValueError(
+                    f"Compressed takes the message of one client at a time, got shape {tuple(leaf.shape)}."
+                    " Stack clients by torch.vmap."
+                )
+            if not leaf.ndim or not leaf.numel():
                 arrived.append(leaf)
                 bits += leaf.numel() * leaf.element_size() * 8
                 continue

@@ -141,7 +141,10 @@ def test_without_levels_fedpaq_is_fedavg() -> None:
     clients, x0 = golden((5, 3, 2))
     how = {"rounds": 5, "solver": GradientDescent(3, 0.1)}
     paq = simulate(FedPAQ(levels=None, per="tensor"), clients, x0, **how)
-    assert identical(paq.server, simulate(FedAvg(weights="uniform"), clients, x0, **how).server)
+    avg = simulate(FedAvg(weights="uniform"), clients, x0, **how)
+    assert identical(paq.server, avg.server)
+    whole = simulate(Compressed(FedAvg(weights="uniform"), TopK(2)), clients, x0, **how)  # which keeps everything
+    assert identical(whole.server, avg.server)
 
 
 @pytest.mark.parametrize(
