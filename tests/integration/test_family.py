@@ -45,6 +45,7 @@ PARTIAL: list[Algorithm] = [
 EVERYBODY: list[Algorithm] = [
     ParallelDRS(eta_hat=0.5, alpha=1.5, g=Box(-0.2, 0.2)),
     FedPD(eta_hat=0.5, skip=0.5, seed=3),
+    FedPD(eta_hat=0.5, skip=0.3, oracle="II", refresh_every=3),
     FedSplit(s=0.5),
     FedLin(),
     FedLin(client_k=2, server_k=1),
@@ -99,10 +100,13 @@ class Listener(pl.Callback):
 
 
 @pytest.mark.parametrize("scheduler", [None, "step"])
-@pytest.mark.parametrize("algorithm", [FedMid(L1(1e-2)), FedDualAvg(L1(1e-2)), Scaffold(1), Scaffold(2)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [FedMid(L1(1e-2)), FedDualAvg(L1(1e-2)), Scaffold(1), Scaffold(2), FedPD(oracle="II")], ids=repr
+)
 def test_lean_and_full_steps_give_the_same_bits(algorithm: Algorithm, scheduler: str | None) -> None:
     def run(*callbacks: pl.Callback) -> dict[str, Tensor]:
-        server = FederatedServer(algorithm, clients_per_round=2, local_steps=4, evaluate_every=0)
+        cohort = None if algorithm.everybody else 2
+        server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=4, evaluate_every=0)
         trainer = quiet_trainer(server, 3, callbacks=callbacks, limit_val_batches=0)
         trainer.fit(Net(dropout=0.3, scheduler=scheduler), datamodule=classification(drop_last=True))
         assert server.federation is not None
