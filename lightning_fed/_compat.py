@@ -10,6 +10,8 @@ import warnings
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
+from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
 from lightning_fabric.utilities.warnings import PossibleUserWarning
 from packaging.version import Version
 from pytorch_lightning.loops.fit_loop import _FitLoop
@@ -45,8 +47,10 @@ __all__ = [
     "call_module_hook",
     "call_strategy_hook",
     "check_lightning_version",
+    "collect_rng_states",
     "is_overridden",
     "is_param_in_hook_signature",
+    "set_rng_states",
 ]
 
 warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # Lightning and torch about each other

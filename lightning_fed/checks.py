@@ -116,6 +116,9 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
     """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
     if algorithm.plain_sgd is not None:
         _check_plain(trainer, algorithm.plain_sgd)
+    decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}
+    if decays and algorithm.no_weight_decay is not None:
+        raise ValueError(f"Local steps must have no weight_decay, got {max(decays):g}. {algorithm.no_weight_decay}")
     scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
     for optimizer in trainer.optimizers:
         name = type(optimizer).__name__

@@ -59,7 +59,8 @@ def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
         mapped: T = function(tree, *others)
     elif dataclasses.is_dataclass(tree):
         parts = zip(*(vars(each).values() for each in (tree, *others)), strict=True)
-        mapped = type(tree)(*(tree_map(function, *part) for part in parts))
+        kind: Any = type(tree)
+        mapped = kind(*(tree_map(function, *part) for part in parts))
     else:
         mapped = pytree.tree_map(function, tree, *others)
     return mapped
@@ -114,6 +115,13 @@ class Question:
     rho: float = 0.0
     center: Tensor | None = None
 
+    @property
+    def constant(self) -> Tensor | None:
+        """The part of its gradient that does not depend on x."""
+        if not self.rho or self.center is None:
+            return self.linear
+        return -self.rho * self.center if self.linear is None else self.linear - self.rho * self.center
+
     def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
         """The gradient of the whole at ``x``, where that of the loss is ``slope``."""
         total = slope if self.linear is None else slope + self.linear
@@ -124,14 +132,16 @@ class Question:
 class Solution:
     """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
 
-    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps. Under a tolerance,
-    ``residual`` is the norm of the question's gradient at ``x``, and ``reached`` whether it is small enough.
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps; ``estimate`` that of the
+    gradient of f_i at ``x``, where one was asked for. Under a tolerance, ``residual`` is the norm of the question's
+    gradient at ``x``, and ``reached`` whether it is small enough.
     """
 
     x: Tensor
     loss: float = float("nan")
     steps: int = 0
     lr_sum: float = float("nan")
+    estimate: Tensor | None = None
     residual: float = float("nan")
     reached: bool = True
 
@@ -149,12 +159,15 @@ class Local(Protocol):
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
         """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
 
         First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
         length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
-        ``work`` is the share of its local steps or epochs that a client gets done, one at least.
+        ``work`` is the share of its local steps or epochs that a client gets done, one at least. With an ``estimate`` v
+        of the gradient at ``start``, steps are taken along v in the place of their batch's gradient, and each changes
+        it by the difference of the batch's gradients at its two ends: ``v + grad f_i(x; B) - grad f_i(x_before; B)``.
         """
         ...
 
@@ -171,7 +184,8 @@ class Local(Protocol):
 class Reply(Generic[ClientT, MessageT]):
     """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
 
-    ``bytes_up`` is what sending it takes, where that is less than the message as it is.
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
+    ``arrived`` counts nowhere: the server does without it, and the client forgets it.
     """
 
     state: ClientT
@@ -180,6 +194,7 @@ class Reply(Generic[ClientT, MessageT]):
     loss: float = float("nan")
     steps: int = 0
     bytes_up: int | None = None
+    arrived: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +214,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     """A federated algorithm: frozen hyper-parameters and pure steps on flat vectors.
 
     Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
-    called for an empty cohort.
+    called where nobody answers.
     """
 
     #: The part of the objective that only the server knows.
@@ -269,6 +284,11 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         return None
 
     @property
+    def no_weight_decay(self) -> str | None:
+        """Why an optimiser must not add weight decay; None where it is but a part of every client's loss."""
+        return None
+
+    @property
     def full_start(self) -> bool:
         """Whether every client is asked once before round 0, as part of the initial state."""
         return False
@@ -297,7 +317,7 @@ def hyper_parameters(algorithm: object) -> dict[str, object]:
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))
-    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'mu': 0.5, 'stragglers': 0.0}
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'stragglers': 0.0, 'mu': 0.5}
     """
     if not dataclasses.is_dataclass(algorithm):
         return {"name": type(algorithm).__name__}

@@ -75,7 +75,7 @@ class LeanStep:
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         module, precision = self.module, self.trainer.precision_plugin
         module._current_fx_name = "training_step"
-        self.question.before_batch()
+        self.question.before_batch(batch, batch_idx)
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output

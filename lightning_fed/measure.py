@@ -17,7 +17,13 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fed._compat import batch_size_of, call_strategy_hook, is_overridden, is_param_in_hook_signature
+from lightning_fed._compat import (
+    batch_size_of,
+    call_strategy_hook,
+    is_overridden,
+    is_param_in_hook_signature,
+    set_rng_states,
+)
 from lightning_fed.attributes import remember, restore
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
 #: A loss and the parameters, to one tensor for each of them.
 Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
+FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
 
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
@@ -108,7 +115,7 @@ def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
 
 def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tensor:
     """Gradient of a client's loss over all its training data, in evaluation mode, at the model the module holds."""
-    return client_derivative(trainer, layout, cid, partial(torch.autograd.grad, allow_unused=True))
+    return client_derivative(trainer, layout, cid, FIRST)
 
 
 def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, derivative: Derivative) -> Tensor:
@@ -120,8 +127,6 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
     step = loss_step(module, "train")
     if step is None:
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
-    named = dict(module.named_parameters())
-    params = {name: named[name] for name in layout.names}
     total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
@@ -129,9 +134,7 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
             batch = move_batch(trainer, batch)
             loss = _loss(_call(trainer, step, batch, batch_idx))
             share = batch_size_of(batch) / data.num_examples(cid)
-            parts = derivative(loss * share, list(params.values()))
-            filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), parts, strict=True)]
-            total += layout.flatten(dict(zip(params, filled, strict=True)))
+            total += _flat(module, layout, derivative, loss * share)
     return total
 
 
@@ -144,6 +147,22 @@ def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
         )
 
 
+def batch_gradient(trainer: pl.Trainer, layout: Layout, batch: Any, batch_idx: int, noise: dict[str, Any]) -> Tensor:
+    """Gradient of ``training_step`` on a batch it has just seen, in the state it was in before ``noise`` was drawn."""
+    with measuring(trainer, training=True), torch.enable_grad():
+        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        set_rng_states(noise)
+        loss = _loss(_call(trainer, "training_step", batch, batch_idx))
+        return _flat(trainer.lightning_module, layout, FIRST, loss)
+
+
+def _flat(module: nn.Module, layout: Layout, derivative: Derivative, loss: Tensor) -> Tensor:
+    named = dict(module.named_parameters())
+    params = [named[name] for name in layout.names]
+    parts = zip(layout.names, params, derivative(loss, params), strict=True)
+    return layout.flatten({name: torch.zeros_like(p) if part is None else part for name, p, part in parts})
+
+
 def loss_step(module: pl.LightningModule, split: str) -> str | None:
     """The step whose loss is f_i: on training data what is optimised, on held-out data what validates it."""
     usable = module.automatic_optimization and module not in _TRAIN_MODE_ONLY
@@ -153,14 +172,18 @@ def loss_step(module: pl.LightningModule, split: str) -> str | None:
 
 
 @contextmanager
-def measuring(trainer: pl.Trainer) -> Iterator[None]:
-    """Evaluation mode; afterwards the module, its metrics, buffers and lists, the log and the RNG are as before."""
+def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[None]:
+    """Evaluation mode, unless ``training``; afterwards the module, the log and the RNG are as before.
+
+    So are the module's metrics, buffers and lists.
+    """
     module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
     results, current_fx = loop._results, connector._current_fx
     modes = {m: m.training for m in module.modules()}
     attributes = {m: remember(m) for m in module.modules()}
     buffers = clones(buffers_of(module))
-    module.eval()
+    if not training:
+        module.eval()
     try:
         with isolate_rng(), torch.no_grad():
             yield

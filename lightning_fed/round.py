@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -27,24 +26,25 @@ class Replies:
     losses: Sequence[float]
     steps: Sequence[int]
     bytes_up: Sequence[int | None]
+    arrived: Sequence[bool]
 
     @classmethod
-    def of(cls, reply: Reply[Any, Any]) -> Replies:
-        message = tree_map(lambda leaf: leaf.unsqueeze(0), reply.message)
-        return cls([reply.state], message, reply.x_i.unsqueeze(0), [reply.loss], [reply.steps], [reply.bytes_up])
-
-    @classmethod
-    def stack(cls, replies: Sequence[Reply[Any, Any]]) -> Replies:
-        message = tree_map(lambda *leaves: torch.stack(leaves), *(reply.message for reply in replies))
-        x_i = torch.stack([reply.x_i for reply in replies])
-        losses, steps = [reply.loss for reply in replies], [reply.steps for reply in replies]
-        return cls([reply.state for reply in replies], message, x_i, losses, steps, [r.bytes_up for r in replies])
+    def of(cls, *replies: Reply[Any, Any]) -> Replies:
+        return cls(
+            [reply.state for reply in replies],
+            tree_map(_stacked, *(reply.message for reply in replies)),
+            _stacked(*(reply.x_i for reply in replies)),
+            [reply.loss for reply in replies],
+            [reply.steps for reply in replies],
+            [reply.bytes_up for reply in replies],
+            [reply.arrived for reply in replies],
+        )
 
     def apart(self) -> Iterator[Reply[Any, Any]]:
         """One by one."""
         for i, state in enumerate(self.states):
             message = tree_map(lambda leaf, i=i: leaf[i], self.message)
-            yield Reply(state, message, self.x_i[i], self.losses[i], self.steps[i], self.bytes_up[i])
+            yield Reply(state, message, self.x_i[i], self.losses[i], self.steps[i], self.bytes_up[i], self.arrived[i])
 
 
 class Engine(Protocol):
@@ -80,6 +80,8 @@ def run_round(
 ) -> Outcome:
     """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server; again, where it takes two.
 
+    Answers that do not arrive are left out: the outcome holds the states of those whose did.
+
     ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation. ``exchanges`` is the
     algorithm's own number by default, ``down`` the broadcast of today's server.
     """
@@ -105,31 +107,47 @@ def _exchange(
     down: Broadcast | None,
 ) -> Outcome:
     down = algorithm.broadcast(before.server) if down is None else down
-    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
+    outcome = replace(
+        before,
+        states=dict(before.states),
+        local_models=dict(before.local_models),
+        losses=dict(before.losses),
+        steps=dict(before.steps),
+        bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down),
+    )
     total, bytes_up = None, before.bytes_up
-    waiting = iter(cohort)
+    arrived: list[ClientId] = []
+    waiting = list(cohort)
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         part = reply if isinstance(reply, Replies) else Replies.of(reply)
-        ids = list(islice(waiting, len(part.states)))
-        share = _weighted_sum(part.message, [weights[cid] for cid in ids])
+        ids, waiting = waiting[: len(part.states)], waiting[len(part.states) :]
+        share = _weighted_sum(part.message, [weights[cid] * here for cid, here in zip(ids, part.arrived, strict=True)])
         total = share if total is None else add(total, share)
         whole = num_bytes(part.message) // len(ids)
-        bytes_up += sum(whole if sent is None else sent for sent in part.bytes_up)
         for i, cid in enumerate(ids):
+            if not part.arrived[i]:
+                continue
+            arrived.append(cid)
+            sent, loss, steps = part.bytes_up[i], part.losses[i], part.steps[i]
+            bytes_up += whole if sent is None else sent
             outcome.states[cid] = part.states[i]
-            loss, steps = part.losses[i], part.steps[i]
             idle = not steps and cid in before.local_models  # only asked for something: its model is the one before
             outcome.local_models[cid] = before.local_models[cid] if idle else part.x_i[i]
             outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
             outcome.steps[cid] = before.steps.get(cid, 0) + steps
-    if len(outcome.states) < len(cohort):
-        raise ValueError(f"The engine answered for {len(outcome.states)} of {len(cohort)} clients.")
-    weight = sum(weights[cid] for cid in cohort)
-    answered = Total(total, weight, len(cohort), sum(weights.values()))
+    if waiting:
+        raise ValueError(f"The engine answered for {len(cohort) - len(waiting)} of {len(cohort)} clients.")
+    if not arrived:
+        return outcome
+    answered = Total(total, sum(weights[cid] for cid in arrived), len(arrived), sum(weights.values()))
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
     return replace(outcome, server=server, bytes_up=bytes_up)
+
+
+def _stacked(*rows: Tensor) -> Tensor:
+    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
 def _weighted_sum(message: Any, weights: Sequence[float]) -> Any:

@@ -227,7 +227,7 @@ class FederatedServer(FederatedCallback):
         self._show_server(trainer)
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
-        return cohort[:2] if trainer.fast_dev_run else cohort
+        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.everybody else cohort
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
         """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
@@ -239,7 +239,7 @@ class FederatedServer(FederatedCallback):
         notify(trainer, "on_round_start", federation.rounds_done, cohort)
         outcome = self._play(trainer, cohort)
         metrics = {
-            "clients": float(len(cohort)),
+            "clients": float(len(outcome.states)),  # whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
@@ -293,9 +293,11 @@ class FederatedServer(FederatedCallback):
             outcome = federation.play(cohort, engine if stacked is None else VectorizedEngine(engine, stacked))
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
-                averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in cohort)
-                traffic = len(cohort) * num_bytes(federation.buffers)
-                outcome = replace(outcome, bytes_down=outcome.bytes_down + traffic, bytes_up=outcome.bytes_up + traffic)
+                arrived, size = list(outcome.states), num_bytes(federation.buffers)
+                if arrived:
+                    averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in arrived)
+                down, up = outcome.bytes_down + len(cohort) * size, outcome.bytes_up + len(arrived) * size
+                outcome = replace(outcome, bytes_down=down, bytes_up=up)
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()

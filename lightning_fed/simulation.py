@@ -67,6 +67,7 @@ def simulate(
     sampler: Sampler | None = None,
     seed: int = 0,
     events: Iterable[tuple[int, int]] | None = None,
+    resume: History | None = None,
 ) -> History:
     """Run ``algorithm`` on clients in closed form and keep every state.
 
@@ -74,12 +75,13 @@ def simulate(
         algorithm: any :class:`~lightning_fed.algorithms.Algorithm`.
         clients: losses, such as :class:`Quadratic`; client ``i`` is ``clients[i]``.
         x0: first model; zeros by default, in the precision of the first client.
-        rounds: number of rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
+        rounds: number of (further) rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
         cohorts: who takes part in each round, instead of ``rounds``.
         solver: :class:`Exact` (default) or :class:`GradientDescent`, for so many steps or until a tolerance holds; a
             list of them for clients who differ.
         events: asynchronous instead: ``(client, delay)`` of every upload, in the order the server applies them; the
-            client has worked with the model of ``delay`` uploads before.
+            client has worked with the model of ``delay`` uploads before, and on nothing else in the meantime.
+        resume: a run to go on from, of the same algorithm, clients and seed; the history of both together is returned.
 
     >>> from lightning_fed import Quadratic
     >>> from lightning_fed.algorithms import FedADMM
@@ -98,15 +100,16 @@ def simulate(
             f"simulate got {given}= and sampler=. The sampler draws cohorts for rounds=; give one of them."
         )
     n = len(clients)
-    start = _start(x0, clients[0])
+    past = History() if resume is None else resume
+    start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
     delays: list[int] | None = None
     if events is not None:
         if algorithm.exchanges_per_round > 1:
             name, times = type(algorithm).__name__, algorithm.exchanges_per_round
             raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
-        members, delays = _events(events)
+        members, delays = _events(events, past.cohorts)
         cohorts = [[i] for i in members]
-    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed)
+    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
     if algorithm.everybody:
         _check_everybody(algorithm, schedule, n)
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
@@ -116,24 +119,30 @@ def simulate(
     engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
     weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
     store = MemoryStore(fresh=lambda: algorithm.init_client(start))
-    server = algorithm.init_server(start)
-    history = History(cohorts=schedule)
+    server = algorithm.init_server(start) if resume is None else resume.server[-1]
+    history = History([*past.server], [*past.clients], [*past.cohorts, *schedule], [*past.answers])
 
     def advance(server: Any, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> Any:
         outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights, exchanges, down)
         store.put({i: Memory(state, store[i].visits + 1) for i, state in outcome.states.items()})
         return outcome.server
 
-    if algorithm.full_start:
-        server = advance(server, range(n), exchanges=1)
-    for k in range(len(schedule) + 1):
-        engine.round, engine.answers = k - 1, {}
-        if k:
-            stale = algorithm.broadcast(history.server[k - 1 - delays[k - 1]]) if delays else None
-            server = advance(server, schedule[k - 1], stale)
-            history.answers.append(engine.answers)
+    def remember() -> None:
         history.server.append(server)
         history.clients.append([store[i].state for i in range(n)])
+
+    if resume is not None:
+        store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
+    else:
+        if algorithm.full_start:
+            server = advance(server, range(n), exchanges=1)
+        remember()
+    for k, cohort in enumerate(schedule, start=len(past)):
+        engine.round, engine.answers = k, {}
+        stale = algorithm.broadcast(history.server[k - delays[k - len(past)]]) if delays else None
+        server = advance(server, cohort, stale)
+        history.answers.append(engine.answers)
+        remember()
     _warn_of_unreached(history)
     return history
 
@@ -158,14 +167,43 @@ def _warn_of_unreached(history: History) -> None:
         )
 
 
-def _events(events: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+def _events(events: Iterable[tuple[int, int]], past: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Clients and delays; upload k read the model after ``k - delay`` uploads, its client's last one among them."""
     members, delays = [], []
-    for k, (client, delay) in enumerate(events):
+    uploaded = {i: k for k, cohort in enumerate(past) for i in cohort}
+    for e, (client, delay) in enumerate(events):
+        k = e + len(past)
         if not is_whole(delay) or not 0 <= delay <= k:
-            raise ValueError(f"events[{k}] has delay {delay!r}; before it there were {k} uploads, so 0 to {k}.")
+            raise ValueError(f"events[{e}] has delay {delay!r}; before it there were {k} uploads, so 0 to {k}.")
+        if (last := uploaded.get(client, -1)) >= k - delay:
+            raise ValueError(
+                f"events[{e}] of client {client!r} has delay {delay}, so it began before the client's last upload"
+                f" ({k - last} before it): a client has one job at a time. Its delay can be 0 to {k - last - 1}."
+            )
+        uploaded[client] = k
         members.append(client)
         delays.append(delay)
     return members, delays
+
+
+def _last_model(
+    resume: History, x0: Tensor | Sequence[float] | None, algorithm: Algorithm[Any, Any, Any], n: int
+) -> Tensor:
+    """Where a run goes on; refuse one that is not of this federation."""
+    if x0 is not None:
+        raise ValueError("simulate got x0= and resume=. The run goes on from its last model; leave x0 away.")
+    if not resume.server or len(resume.clients[-1]) != n:
+        known = len(resume.clients[-1]) if resume.server else 0
+        raise ValueError(f"simulate got {n} clients, but resume= is a run of {known}. Give the same clients.")
+    x = resume.x_bar
+    mine = (algorithm.init_server(x), algorithm.init_client(x))
+    for blank, found in zip(mine, (resume.server[-1], resume.clients[-1][0]), strict=True):
+        if type(blank) is not type(found):
+            raise ValueError(
+                f"{type(algorithm).__name__} cannot go on from resume=, which holds {type(found).__module__} states."
+                " Resume with the algorithm that made it."
+            )
+    return x
 
 
 def _check_everybody(algorithm: Algorithm[Any, Any, Any], schedule: Sequence[Sequence[int]], n: int) -> None:
@@ -191,13 +229,13 @@ def _start(x0: Tensor | Sequence[float] | None, client: Loss) -> Tensor:
 
 
 def _schedule(
-    n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int
+    n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int, first: int
 ) -> list[list[int]]:
     if cohorts is None:
         if not is_whole(rounds) or rounds < 0:
             raise ValueError(f"rounds must be a whole number >= 0, got {rounds!r}.")
         sampler.check(n)
-        return [sampler.cohort(n, seed, k) for k in range(rounds)]
+        return [sampler.cohort(n, seed, k) for k in range(first, first + rounds)]
     schedule = []
     for k, cohort in enumerate(cohorts):
         if not isinstance(cohort, Iterable):

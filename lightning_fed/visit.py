@@ -66,9 +66,10 @@ def local_epochs(
 
     ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
     """
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    data: Any = trainer.datamodule
     overfit = trainer.overfit_batches > 0
-    generator, loader = torch.Generator(), None
+    generator = torch.Generator()
+    loader: Any = None
     epoch = done = 0
     while epoch == 0 or done < visit.planned:
         if seed:
@@ -160,7 +161,7 @@ class ClientLoop(_Loop):
 
     def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         assert self.question is not None
-        self.question.before_batch()
+        self.question.before_batch(batch, batch_idx)
         output = self._optimize(batch, batch_idx)
         if self.stepping and self.trainer.optimizers:
             self.question.after_step(self.trainer.optimizers[0])

@@ -49,6 +49,7 @@ ALGORITHMS = [
     FedDRII(eta_hat=0.15, g=Box(-0.3, 0.4), mode="upload_first", start="server"),
     FedPD(eta_hat=0.2),
     FedPD(eta_hat=0.15, skip=0.5, start="centre", seed=3),
+    FedPD(eta_hat=0.2, skip=0.3, oracle="II", refresh_every=3),
     FedDyn(alpha=6.0),
     FedDyn(alpha=5.0, start="local"),
     FedSplit(s=0.2),
@@ -104,8 +105,8 @@ def allowed(algorithm, cohorts: list[list[int]], n: int) -> list[list[int]]:
 
 
 def solver_for(algorithm):
-    """Exact, where a penalty makes even a non-convex problem have a solution."""
-    return Exact() if algorithm.penalty else GradientDescent(3, 0.05)
+    """Exact, where a penalty makes even a non-convex problem have a solution and no steps are asked for."""
+    return Exact() if algorithm.penalty and not algorithm.plain_sgd else GradientDescent(3, 0.05)
 
 
 def cohorts_of(n: int, rounds: int = 8) -> st.SearchStrategy[list[list[int]]]:

@@ -76,11 +76,34 @@ def conjugate_prox(g, u, s):
         case Translated():  # g*(y) + <shift, y>
             return conjugate_prox(g.g, u - s * g.shift.numpy(), s)
         case Sum(parts):  # each its own entries, 0 elsewhere
-            return sum(conjugate_prox(h, u, s) for h in parts)
+            out = sum(conjugate_prox(h, u, s) for h in parts)
+            entrywise = [h for h in parts if isinstance(h, (L1, SquaredL2, ElasticNet, Box, NonNegative))]
+            for i in range(D):
+                acting = [h for h in entrywise if i in places(h)[0]]
+                out[i] = u[i] - s * least(acting, u[i] / s, 1 / s) if len(acting) > 1 else out[i]
+            return out
     out = np.zeros_like(u)  # where g does not depend on x, its conjugate is the indicator of 0
     for index in places(g):
         out[index] = block_conjugate_prox(g, u[index], s)
     return out
+
+
+def least(parts, v, t):
+    """The minimum of a sum of functions of one number plus (x - v)^2 / (2t), by bisection of its slope."""
+    low, high = -1e3, 1e3
+    for h in parts:
+        match h:
+            case Box(lo, hi):
+                low, high = max(low, lo), min(high, hi)
+            case NonNegative():
+                low = max(low, 0.0)
+    c1 = sum(getattr(h, "c1", 0.0) for h in parts) + sum(h.c for h in parts if isinstance(h, L1))
+    c2 = sum(getattr(h, "c2", 0.0) for h in parts) + sum(h.c for h in parts if isinstance(h, SquaredL2))
+    for _ in range(200):
+        x = (low + high) / 2
+        rises = c1 * (1 if x >= 0 else -1) + c2 * x + (x - v) / t > 0
+        low, high = (low, x) if rises else (x, high)
+    return x
 
 
 def block_conjugate_prox(g, u, s):

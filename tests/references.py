@@ -151,6 +151,31 @@ def fedpd(clients, x0, talks, eta_hat, start="local", solve=exact):
     return rows
 
 
+def fedpd_ii(samples, x0, talks, eta_hat, gamma, refresh, batches):
+    """Oracle II: ``samples[i]`` are the (A, b) of client i, ``batches[k][i]`` the lists of samples of its steps."""
+    n, x_bar = len(samples), np.asarray(x0)
+    slope = lambda i, x, which: np.mean([samples[i][j][0] @ x - samples[i][j][1] for j in which], axis=0)  # noqa: E731
+    x, lam, x_0 = np.tile(x_bar, (n, 1)), np.zeros((n, len(x_bar))), np.tile(x_bar, (n, 1))
+    v = np.zeros_like(x)
+    rows = [Row(x_bar=x_bar, x=x, lam=lam, v=v)]
+    for k, talk in enumerate(talks):
+        x, v = x.copy(), v.copy()
+        for i in range(n):
+            if k % refresh == 0:
+                v[i] = slope(i, x[i], range(len(samples[i])))
+            for batch in batches[k][i]:
+                new = (eta_hat * x[i] + gamma * x_0[i] - eta_hat * gamma * (v[i] + lam[i])) / (eta_hat + gamma)
+                v[i] = v[i] + slope(i, new, batch) - slope(i, x[i], batch)
+                x[i] = new
+        lam = lam + (x - x_0) / eta_hat
+        x_0 = x + eta_hat * lam
+        if talk:
+            x_bar = x_0.mean(0)
+            x_0 = np.tile(x_bar, (n, 1))
+        rows.append(Row(x_bar=x_bar, x=x, lam=lam, v=v))
+    return rows
+
+
 def feddyn(clients, x0, cohorts, a, start="server", solve=exact):
     """The server's h is the mean of all q_i."""
     n, x_bar = len(clients), np.asarray(x0)

@@ -73,7 +73,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.broadcast(server)
 
     def bind(self, layout: Layout) -> Compressed:
-        return replace(self, algorithm=self.algorithm.bind(layout))
+        return replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
 
     def bytes_down(self, down: Broadcast) -> int:
         return self.algorithm.bytes_down(down)
@@ -84,7 +84,12 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         leaves, tree = pytree.tree_flatten(reply.message)
         arrived = []
         for leaf in leaves:
-            if leaf.ndim != 1 or not leaf.numel():
+            if leaf.ndim > 1:
+                raise ValueError(
+                    f"Compressed takes the message of one client at a time, got shape {tuple(leaf.shape)}."
+                    " Stack clients by torch.vmap."
+                )
+            if not leaf.ndim or not leaf.numel():
                 arrived.append(leaf)
                 bits += leaf.numel() * leaf.element_size() * 8
                 continue
@@ -95,7 +100,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             bits += sent.bits
         message = pytree.tree_unflatten(arrived, tree)
         state = ClientState(self.algorithm.acknowledge(client.inner, reply.state, message), kept)
-        return Reply(state, message, reply.x_i, reply.loss, reply.steps, math.ceil(bits / 8))
+        return replace(reply, state=state, message=message, bytes_up=math.ceil(bits / 8))
 
     def server_step(self, server: Any, total: Total[Any]) -> Any:
         return self.algorithm.server_step(server, total)
@@ -125,6 +130,10 @@ class Compressed(Algorithm[Any, ClientState, Any]):
     @property
     def plain_sgd(self) -> str | None:
         return self.algorithm.plain_sgd
+
+    @property
+    def no_weight_decay(self) -> str | None:
+        return self.algorithm.no_weight_decay
 
     @property
     def full_start(self) -> bool:

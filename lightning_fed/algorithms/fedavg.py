@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lightning_fed.arguments import one_of, positive
@@ -36,16 +37,19 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
     Args:
         server_lr: server step :math:`\eta_s`, > 0.
         weights: ``samples`` (N_i over the samples of those who took part) or ``uniform`` (1/|S|).
+        stragglers: share in [0, 1] of clients that do not finish in time: the round does without them.
 
     Reference: arXiv:1602.05629.
     """
 
     server_lr: float = 1.0
     weights: Weights = "samples"
+    stragglers: float = 0.0
 
     def __post_init__(self) -> None:
         positive(self, "server_lr", "1.0 takes the mean of the local models.")
         one_of(self, "weights", ("uniform", "samples"))
+        positive(self, "stragglers", "It is the share of clients that do not finish.", zero=True, upper=1)
 
     def init_server(self, x0: Tensor) -> ServerState:
         return ServerState(x_bar=x0)
@@ -54,12 +58,21 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
         return ClientState()
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
+        if self.work_done(local) < 1:
+            return Reply(client, Message(torch.zeros_like(down.x_bar)), down.x_bar, arrived=False)
         sol = local.solve(down.x_bar)
         return Reply(client, Message(sol.x - down.x_bar), sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         x_bar = wide(server.x_bar) + self.server_lr * total.sum.delta_i / total.weight
         return ServerState(x_bar.to(server.x_bar.dtype))
+
+    def work_done(self, local: Local) -> float:
+        """The share of its work that a client gets done in time: below 1 for stragglers, the same in all methods."""
+        if not self.stragglers:
+            return 1.0
+        late, share = torch.rand(2, generator=local.rng("straggler"), dtype=torch.float64).tolist()
+        return float(share) if late < self.stragglers else 1.0
 
     def weight(self, num_examples: int) -> float:
         return float(num_examples) if self.weights == "samples" else 1.0

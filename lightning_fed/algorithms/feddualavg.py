@@ -91,5 +91,9 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
     def plain_sgd(self) -> str:
         return "FedDualAvg sums plain gradients in its dual variable."
 
+    @property
+    def no_weight_decay(self) -> str:
+        return "FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c)."
+
     def _primal(self, z: Tensor, elapsed: float) -> Tensor:
         return self.g.prox(z, elapsed) if elapsed else z

@@ -68,7 +68,7 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         moved = wide(server.x_bar) + self.server_lr * total.sum.delta_i / total.weight
         t = self.server_lr * float(total.sum.lr_sum) / total.weight
-        return ServerState((self.g.prox(moved, t) if t else moved).to(server.x_bar.dtype))
+        return ServerState(self.g.prox(moved, t).to(server.x_bar.dtype))
 
     def weight(self, num_examples: int) -> float:
         return float(num_examples) if self.weights == "samples" else 1.0

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from typing_extensions import Self
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
-from lightning_fed.arguments import whole
+from lightning_fed.arguments import one_of, whole
 from lightning_fed.core import Broadcast, Local, Reply, Weights
 from lightning_fed.transforms import Quantize
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,22 +25,36 @@ class FedPAQ(FedAvg):
 
     Args:
         levels: of the stochastic quantiser :class:`~lightning_fed.transforms.Quantize`; None sends all of it.
+        per: one norm for the whole ``vector`` or for every parameter ``tensor``, as in the quantiser.
         server_lr: server step, as in :class:`FedAvg`.
         weights: ``uniform`` or ``samples``, as in :class:`FedAvg`.
+        stragglers: share of clients the round does without, as in :class:`FedAvg`.
 
     Reference: arXiv:1909.13014.
     """
 
     levels: int | None = 16
+    per: Literal["vector", "tensor"] = "vector"
     weights: Weights = "uniform"
+
+    #: set by bind, which knows the tensors
+    _quantize: ClassVar[Quantize | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole(self, "levels", 1, optional=True)
+        one_of(self, "per", ("vector", "tensor"))
+
+    def bind(self, layout: Layout) -> Self:
+        bound = copy.copy(self)
+        if self.levels is not None:
+            object.__setattr__(bound, "_quantize", Quantize(self.levels, self.per).bind(layout))
+        return bound
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         reply = super().client_step(client, down, local)
-        if self.levels is None:
+        if self.levels is None or not reply.arrived:
             return reply
-        sent = Quantize(self.levels)(reply.message.delta_i, local.rng("quantize"))
-        return Reply(client, Message(sent.value), reply.x_i, reply.loss, reply.steps, math.ceil(sent.bits / 8))
+        quantize = self._quantize or Quantize(self.levels, self.per)
+        sent = quantize(reply.message.delta_i, local.rng("quantize"))
+        return replace(reply, message=Message(sent.value), bytes_up=math.ceil(sent.bits / 8))

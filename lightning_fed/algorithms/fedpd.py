@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fed.arguments import one_of, positive, whole
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, num_bytes, record, start_point
 from lightning_fed.randomness import numpy_generator
 
 
@@ -15,6 +17,7 @@ class ClientState:
     x_i: Tensor  # local model
     lam_i: Tensor  # dual variable of x_i = x_0i
     x_0i: Tensor  # this client's copy of the consensus
+    v_i: Tensor  # estimate of the gradient of f_i at x_i; empty with oracle I
 
 
 @record
@@ -30,6 +33,8 @@ class Down(Broadcast):
 
     exchanged: bool
     exchange: bool  # what this round's coin has decided
+    refresh: bool  # whether oracle II starts from a full gradient
+    bytes: int  # of the mean that ends this round: none without an exchange
 
 
 @record
@@ -48,11 +53,22 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     One coin for all: with probability ``1 - skip`` everybody sends :math:`x_{0,i}^+` and goes on from the mean; else
     nobody does, and each goes on from its own. Without skipping it is ``FedADMM(eta=1/eta_hat)`` with all clients.
 
+    Oracle II takes its steps along an estimate of the gradient, which every batch :math:`B` corrects by what it sees of
+    the step, and which is a full gradient again every so many rounds:
+
+    .. math::
+        x^+ = \arg\min_x \langle v_i + \lambda_i, x\rangle + \tfrac1{2\hat\eta}\|x - x_{0,i}\|^2
+        + \tfrac1{2\gamma}\|x - x_i\|^2, \quad v_i \leftarrow v_i + \nabla f_i(x^+; B) - \nabla f_i(x_i; B)
+
+    which is a gradient step of length :math:`\gamma\hat\eta/(\gamma + \hat\eta)`, the learning rate.
+
     Args:
         eta_hat: step of the prox, > 0.
         skip: probability in [0, 1) of a round without an exchange.
         start: local work starts at the ``local`` model, the ``server``'s (here the own x_0i), or the ``centre``.
         seed: of the coins.
+        oracle: what solves local problems: ``I`` any solver, ``II`` plain gradient steps with variance reduction.
+        refresh_every: rounds from one full gradient of oracle II to the next.
 
     Reference: arXiv:2005.11418.
     """
@@ -61,6 +77,8 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     skip: float = 0.0
     start: Start = "local"
     seed: int = 0
+    oracle: Literal["I", "II"] = "I"
+    refresh_every: int = 10
 
     def __post_init__(self) -> None:
         positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")
@@ -69,6 +87,13 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
             raise ValueError(f"FedPD.skip must stay below 1, got {self.skip!r}: nobody would ever talk.")
         one_of(self, "start", ("local", "server", "centre"))
         whole(self, "seed")
+        one_of(self, "oracle", ("I", "II"))
+        whole(self, "refresh_every", 1)
+        if self.oracle == "II" and self.start != "local":
+            raise ValueError(
+                f'FedPD.start must be local with oracle="II", got {self.start!r}: the estimate of the gradient is that'
+                " at the client's own model."
+            )
 
     def exchanges(self, round: int) -> bool:
         """This round's coin."""
@@ -78,23 +103,31 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         return ServerState(x_bar=x0, round=torch.tensor(0), exchanged=torch.tensor(True))
 
     def init_client(self, x0: Tensor) -> ClientState:
-        return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0)
+        v_i = torch.zeros_like(x0) if self.oracle == "II" else x0[:0]
+        return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0, v_i=v_i)
 
     def broadcast(self, server: ServerState) -> Down:
-        exchanged = bool(server.exchanged)
+        exchanged, round = bool(server.exchanged), int(server.round)
+        exchange, refresh = self.exchanges(round), self.oracle == "II" and round % self.refresh_every == 0
         x_bar = server.x_bar if exchanged else server.x_bar[:0]
-        return Down(x_bar, exchanged, self.exchanges(int(server.round)))
+        return Down(x_bar, exchanged, exchange, refresh, num_bytes(server.x_bar) if exchange else 0)
+
+    def bytes_down(self, down: Broadcast) -> int:
+        assert isinstance(down, Down)
+        return down.bytes  # the mean belongs to the round that made it, though it goes out with the next question
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
         x_0i = down.x_bar if down.exchanged else client.x_0i
         centre = x_0i - self.eta_hat * client.lam_i
         start = start_point(self.start, own=client.x_i, server=x_0i, centre=centre)
-        sol = local.solve(start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
+        ask = partial(local.solve, start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
+        sol = ask() if self.oracle == "I" else ask(estimate=local.gradient(start) if down.refresh else client.v_i)
         lam_i = client.lam_i + (sol.x - x_0i) / self.eta_hat
         x_0i = sol.x + self.eta_hat * lam_i
         message = Message(x_0i if down.exchange else x_0i[..., :0])
-        return Reply(ClientState(sol.x, lam_i, x_0i), message, sol.x, sol.loss, sol.steps)
+        v_i = client.v_i if sol.estimate is None else sol.estimate
+        return Reply(ClientState(sol.x, lam_i, x_0i, v_i), message, sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         exchange = self.exchanges(int(server.round))
@@ -111,6 +144,11 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     @property
     def relaxation(self) -> float:
         return 1.0
+
+    @property
+    def plain_sgd(self) -> str | None:
+        why = 'FedPD(oracle="II") minimises a linearised model, which is a gradient step. Use oracle="I".'
+        return why if self.oracle == "II" else None
 
     @property
     def everybody(self) -> bool:

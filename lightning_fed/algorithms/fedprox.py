@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
 from lightning_fed.arguments import positive
 from lightning_fed.core import Broadcast, Local, Reply
@@ -21,25 +19,19 @@ class FedProx(FedAvg):
         server_lr: server step, as in :class:`FedAvg`.
         weights: ``samples`` or ``uniform``, as in :class:`FedAvg`.
         stragglers: share in [0, 1] of clients that get only a random part of their local work done; their models count
-            all the same.
+            all the same, where :class:`FedAvg` does without the same clients.
 
     Reference: arXiv:1812.06127 (sampling and weighting as in its public code).
     """
 
     mu: float = 0.1
-    stragglers: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         positive(self, "mu", "It weighs |x - x_bar|^2; 0 is FedAvg.", zero=True)
-        positive(self, "stragglers", "It is the share of clients that do not finish.", zero=True, upper=1)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
-        work = 1.0
-        if self.stragglers:
-            late, share = torch.rand(2, generator=local.rng("straggler"), dtype=torch.float64).tolist()
-            work = share if late < self.stragglers else 1.0
-        sol = local.solve(down.x_bar, rho=self.mu, center=down.x_bar, work=work)
+        sol = local.solve(down.x_bar, rho=self.mu, center=down.x_bar, work=self.work_done(local))
         return Reply(client, Message(sol.x - down.x_bar), sol.x, sol.loss, sol.steps)
 
     @property

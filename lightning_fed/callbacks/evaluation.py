@@ -80,9 +80,9 @@ class ClientEvaluation(FederatedCallback):
         federation = _federation(trainer)
         weights, x_bar, g = federation.weights, federation.server.x_bar, federation.algorithm.g
         f = sum(weights[cid] * e.loss for cid, e in splits["train"].by_client.items()) / sum(weights.values())
-        metrics = {"federated/objective": f + (0.0 if g.indicator else float(g(x_bar)))}
-        if g.indicator:
-            metrics["federated/violation"] = float((x_bar - g.prox(x_bar, 1.0)).norm())
+        metrics = {"federated/objective": f + float(g.finite(x_bar))}
+        if g.constrained:
+            metrics["federated/violation"] = float((x_bar - g.prox(x_bar, 0.0)).norm())
         for split, evaluations in splits.items():
             metrics[f"federated/{split}_loss"] = evaluations.mean("loss")
             metrics[f"federated/{split}_accuracy"] = evaluations.mean("accuracy")

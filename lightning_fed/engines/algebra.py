@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from lightning_fed.core import Broadcast, Reply, Solution, StepMap, tree_map
+from lightning_fed.core import Broadcast, Question, Reply, Solution, StepMap, tree_map
 from lightning_fed.local.plan import Plan
 from lightning_fed.local.stacked import Answers, Questions
 from lightning_fed.round import Replies, Step
@@ -26,7 +26,7 @@ class _Answer(torch.autograd.Function):
     """Where the transform that runs all client steps at once meets the solver that answers them all at once."""
 
     @staticmethod
-    def forward(together: Together, rho: float, i: Tensor, *parts: Tensor | None) -> NoReturn:  # type: ignore[override]
+    def forward(together: Together, rho: float, i: Tensor, *parts: Tensor | None) -> NoReturn:
         raise DiffersError("the question of a stack was asked outside of it")
 
     @staticmethod
@@ -40,10 +40,7 @@ class _Answer(torch.autograd.Function):
             for part, dim in zip(parts, in_dims[3:], strict=True)
         )
         assert start is not None
-        constant = linear
-        if rho and center is not None:
-            constant = -rho * center if linear is None else linear - rho * center
-        together.answers = together.solve_all(Questions(start, constant, rho))
+        together.answers = together.solve_all(Questions(start, Question(linear, rho, center).constant, rho))
         return together.answers.x, 0
 
 
@@ -70,9 +67,10 @@ class Together:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
-        if after_step is not None or evaluate_at is not None or work != 1:
-            raise DiffersError("steps are mapped or cut short")
+        if after_step is not None or evaluate_at is not None or work != 1 or estimate is not None:
+            raise DiffersError("steps are mapped, cut short or corrected")
         if self.answers is not None:
             raise DiffersError("clients are asked more than once")
         x: Tensor = _Answer.apply(self, rho, self.i, start, linear, center)
@@ -106,6 +104,7 @@ def all_at_once(step: Step, states: Sequence[Any], down: Broadcast, local: Toget
         local.answers.losses,
         [said[0].steps] * len(states),
         [said[0].bytes_up] * len(states),
+        [said[0].arrived] * len(states),
     )
 
 

@@ -77,6 +77,8 @@ def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch
         return "parameters have different precisions"
     if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         return "a scheduler steps with every batch"
+    if server.local_tolerance is not None:
+        return "visits end when their problem is solved well enough"
     if server.buffers == "local" and buffers_of(module):
         return "clients keep buffers of their own"
     for hook in ("on_client_start", "on_client_step"):

@@ -12,7 +12,7 @@ from lightning_fed.callbacks.base import notify
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.workspace import Workspace
-from lightning_fed.measure import client_gradient
+from lightning_fed.measure import batch_gradient, client_gradient
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones
@@ -79,7 +79,8 @@ class SequentialEngine:
 
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
-        return ModuleLocal(self.loop, self.layout, visit, slope)
+        again = partial(batch_gradient, self.loop.trainer, self.layout)
+        return ModuleLocal(self.loop, self.layout, visit, slope, again)
 
     def _own_buffers(self, cid: ClientId) -> Mapping[str, Tensor] | None:
         if self.kept_buffers is None:

@@ -10,14 +10,15 @@ from torch import Generator, Tensor
 
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
-from lightning_fed.core import Broadcast, Reply, Solution, StepMap
+from lightning_fed.core import Broadcast, Question, Reply, Solution, StepMap
 from lightning_fed.engines.algebra import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.plan import Plan
 from lightning_fed.local.stack import STACK, STACK_NUMBERS
-from lightning_fed.local.stacked import Question, Questions, StackedLocal
+from lightning_fed.local.stacked import Asked, Questions, StackedLocal
 from lightning_fed.local.step_log import StepLog
+from lightning_fed.local.workspace import Workspace
 from lightning_fed.round import Replies, Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import overwrite, parameters_of
@@ -29,25 +30,25 @@ log = logging.getLogger(__name__)
 class _AskedError(Exception):
     """A client's step has come to a question that is not answered yet."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
 
 
 class _Talk:
     """One client's step, run again with one answer more until it is through: steps are pure functions."""
 
-    def __init__(self, alone: ModuleLocal) -> None:
-        self.alone = alone
+    def __init__(self, alone: ModuleLocal, workspace: Workspace) -> None:
+        self.alone, self.workspace = alone, workspace
         self.answers: list[Solution] = []
         self.gradients: list[Tensor] = []
         self._heard = self._differentiated = 0
 
-    def attempt(self, step: Step, state: Any, down: Broadcast) -> Reply[Any, Any] | Question:
+    def attempt(self, step: Step, state: Any, down: Broadcast) -> Reply[Any, Any] | Asked:
         self._heard = self._differentiated = 0
         try:
             return step(state, down, self)
-        except _AskedError as asked:
-            return asked.question
+        except _AskedError as error:
+            return error.asked
 
     def solve(
         self,
@@ -59,9 +60,16 @@ class _Talk:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
         if self._heard == len(self.answers):
-            raise _AskedError(Question(start, linear, rho, center, after_step, evaluate_at, work))
+            question = Question(linear, rho, center)
+            self.alone.visit.work = work
+            if estimate is None:
+                raise _AskedError(Asked(start, question, after_step, evaluate_at))
+            self.workspace.reset()  # every step looks at its batch twice: no stack does that
+            rest: dict[str, Any] = {"after_step": after_step, "evaluate_at": evaluate_at, "estimate": estimate}
+            self.answers.append(self.alone.solve(start, **vars(question), work=work, **rest))
         self._heard += 1
         return self.answers[self._heard - 1]
 
@@ -145,33 +153,36 @@ class VectorizedEngine:
             else:
                 self._check(replies, visits)
                 assert local.answers is not None
+                for i, visit in enumerate(visits):
+                    visit.question = local.answers.questions[i]
                 return replies, [local.answers.log]
         return self._one_step_each(step, states, down, visits)
 
     def _one_step_each(
         self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
     ) -> tuple[Replies, list[StepLog]]:
-        talks = [_Talk(self.alone.local(visit)) for visit in visits]
+        talks = [_Talk(self.alone.local(visit), self.alone.workspace) for visit in visits]
         replies: dict[int, Reply[Any, Any]] = {}
         logs: list[StepLog] = []
         while len(replies) < len(visits):
-            questions: dict[int, Question] = {}
+            questions: dict[int, Asked] = {}
             for i, visit in enumerate(visits):
                 if i not in replies:
                     with self.alone.naming(visit.client):
                         said = talks[i].attempt(step, states[i], down)
-                    if isinstance(said, Question):
+                    if isinstance(said, Asked):
                         questions[i] = said
-                        visit.work = said.work
                     else:
                         replies[i] = said
             if questions:
                 plans = [self._plan(visits[i]) for i in questions]
                 answers = self.stacked.solve(Questions.of(list(questions.values())), plans)
                 logs.append(answers.log)
-                for i, plan, x, loss in zip(questions, plans, answers.x, answers.losses, strict=True):
-                    talks[i].answers.append(Solution(x.clone(), loss, plan.steps, plan.steps * answers.lr))
-        stacked = Replies.stack([replies[i] for i in range(len(visits))])
+                for j, (i, plan) in enumerate(zip(questions, plans, strict=True)):
+                    x, loss = answers.x[j].clone(), answers.losses[j]
+                    talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr))
+                    visits[i].question = None if answers.questions.mapped else questions[i].question
+        stacked = Replies.of(*(replies[i] for i in range(len(visits))))
         self._check(stacked, visits)
         return stacked, logs
 

@@ -68,7 +68,7 @@ def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
     """An algorithm by its name, with other hyper-parameters than its own after a colon.
 
     >>> parse_algorithm("FedProx:mu=0.5")
-    FedProx(server_lr=1.0, weights='samples', mu=0.5, stragglers=0.0)
+    FedProx(server_lr=1.0, weights='samples', stragglers=0.0, mu=0.5)
     """
     name, _, rest = text.partition(":")
     known: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]

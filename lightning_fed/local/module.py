@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed._compat import collect_rng_states
 from lightning_fed.core import Question, Solution, StepMap
 from lightning_fed.local.certificate import Certificate
 from lightning_fed.randomness import torch_generator
@@ -37,20 +38,26 @@ class AugmentedGradient:
         center: Tensor,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
+        estimate: Tensor | None = None,
+        slope_again: Callable[..., Tensor] | None = None,
     ) -> None:
         self.rho = rho
         self.lr_sum = 0.0
+        self.estimate = estimate
+        self._slope_again = slope_again
         self._module, self._layout = module, layout
         self._after_step, self._evaluate_at = after_step, evaluate_at
         self._held: Tensor | None = None
         self._stepping = False
-        constant = _constant(linear, rho, center)
+        constant = Question(linear, rho, center).constant
         named = dict(module.named_parameters())
         parts = {} if constant is None else layout.split(constant)
         self._constants = {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
 
-    def before_batch(self) -> None:
+    def before_batch(self, batch: Any, batch_idx: int) -> None:
         """Where gradients are taken elsewhere, the module goes there until the step."""
+        if self.estimate is not None:
+            self._batch = (batch, batch_idx, collect_rng_states())
         if self._evaluate_at is not None and self._held is None:
             self._held = self._read()
             self._write(self._evaluate_at(self._held, self.lr_sum))
@@ -63,6 +70,16 @@ class AugmentedGradient:
         self.lr_sum += lr
         if self._after_step is not None:
             self._write(self._after_step(self._read(), lr))
+        if self.estimate is not None and self._slope_again is not None:
+            self.estimate = self.estimate + self._slope_again(*self._batch) - self._slope
+
+    def _step_along_the_estimate(self, estimate: Tensor) -> None:
+        """Put it in the place of the batch's gradient, which is kept for after the step."""
+        params = {name: p for name, p in self._module.named_parameters() if name in self._layout.names}
+        found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+        self._slope = self._layout.flatten(found)
+        for name, part in self._layout.split(estimate).items():
+            params[name].grad = part.to(params[name].dtype, copy=True)
 
     def _read(self) -> Tensor:
         return self._layout.flatten(parameters_of(self._module))
@@ -77,6 +94,8 @@ class AugmentedGradient:
             self._held = None
         params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._stepping = any(p.grad is not None for p in params)  # a batch without a loss makes no step
+        if self._stepping and self.estimate is not None:
+            self._step_along_the_estimate(self.estimate)
         if not self._constants or not self._stepping:
             return
         params = [p for p in params if id(p) in self._constants]
@@ -94,21 +113,23 @@ class AugmentedGradient:
         torch._foreach_add_(grads, [self._constants[id(p)] for p in params])
 
 
-def _constant(linear: Tensor | None, rho: float, center: Tensor) -> Tensor | None:
-    if not rho:
-        return linear
-    return -rho * center if linear is None else linear - rho * center
-
-
 class ModuleLocal:
     """One client's visit: loads the start into the module, runs local work, reads the answer.
 
     Args:
         slope: gives the gradient of the client's loss at the module's parameters, over all its data.
+        slope_again: the same over a batch that was just trained on, its index, and its state of random numbers.
     """
 
-    def __init__(self, loop: ClientLoop, layout: Layout, visit: Visit, slope: Callable[[], Tensor]) -> None:
-        self.loop, self.layout, self.visit, self.slope = loop, layout, visit, slope
+    def __init__(
+        self,
+        loop: ClientLoop,
+        layout: Layout,
+        visit: Visit,
+        slope: Callable[[], Tensor],
+        slope_again: Callable[..., Tensor],
+    ) -> None:
+        self.loop, self.layout, self.visit, self.slope, self.slope_again = loop, layout, visit, slope, slope_again
 
     def solve(
         self,
@@ -120,7 +141,10 @@ class ModuleLocal:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
+        if estimate is not None and self.loop.trainer.accumulate_grad_batches != 1:
+            raise ValueError("An estimate of the gradient changes with every batch. Use accumulate_grad_batches=1.")
         visit, tolerance = self.visit, self.loop.server.local_tolerance
         visit.work = work
         module = self.loop.trainer.lightning_module
@@ -132,9 +156,10 @@ class ModuleLocal:
                 visit.certificate = Certificate(visit.question, tolerance, visit.round, self._point, self.slope)
                 if visit.certificate.holds:
                     return Solution(start, lr_sum=0.0, residual=visit.certificate.residual)
-        question = AugmentedGradient(module, self.layout, linear, rho, center, after_step, evaluate_at)
+        extras = (after_step, evaluate_at, estimate, self.slope_again)
+        question = AugmentedGradient(module, self.layout, linear, rho, center, *extras)
         loss, steps = self.loop.run(visit, question)
-        solution = Solution(self._point(), loss, steps, question.lr_sum)
+        solution = Solution(self._point(), loss, steps, question.lr_sum, question.estimate)
         if (reached := visit.certificate) is None:
             return solution
         return replace(solution, residual=reached.residual, reached=reached.holds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from lightning_fed.arguments import is_whole, whole
 from lightning_fed.core import Question, Solution, StepMap
@@ -59,6 +59,25 @@ class Quadratic:
         return self.A.to(x) @ x - self.b.to(x)
 
 
+class FiniteSum(Quadratic):
+    """The mean of one quadratic for each sample, of which a solver may take batches.
+
+    >>> f = FiniteSum([Quadratic.scalar(1.0, 1.0), Quadratic.scalar(3.0, 1.0)])
+    >>> f.num_examples, f.A.item(), f.batch(torch.tensor([1])).A.item()
+    (2, 2.0, 3.0)
+    """
+
+    def __init__(self, samples: Sequence[Quadratic]) -> None:
+        if not samples or not all(isinstance(f, Quadratic) for f in samples):
+            raise TypeError(f"FiniteSum is made of one Quadratic or more, got {samples!r}.")
+        self._A, self._b = torch.stack([f.A for f in samples]), torch.stack([f.b for f in samples])
+        super().__init__(self._A.mean(0), self._b.mean(0), len(samples))
+
+    def batch(self, members: Tensor) -> Quadratic:
+        """The mean over some of the samples."""
+        return Quadratic(self._A[members].mean(0), self._b[members].mean(0), len(members))
+
+
 def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tensor:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value
@@ -92,13 +111,14 @@ class Exact:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """``steps`` full gradient steps of length ``lr``; with ``until``, no more than it takes to be that near.
+    """``steps`` gradient steps of length ``lr``: full ones, or on batches of a :class:`FiniteSum`.
 
     Args:
         steps: how many; with ``until``, at most.
         lr: their length.
         until: a :class:`~lightning_fed.local.Tolerance`, or a number that the norm of the local problem's gradient must
             not exceed. A start that is good enough is the answer, after no steps at all.
+        batch_size: samples in a batch; all of them if None.
 
     >>> f = Quadratic.scalar(1.0, 3.0)
     >>> zero = torch.zeros(1, dtype=torch.float64)
@@ -110,8 +130,10 @@ class GradientDescent:
     steps: int
     lr: float
     until: Tolerance | float | None = None
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        whole(self, "batch_size", 1, optional=True)
         if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
         if self.until is not None:
@@ -127,22 +149,37 @@ class GradientDescent:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
+        rng: Generator | None = None,
         round: int = 0,
     ) -> Solution:
         steps = max(1, int(work * self.steps))
         if isinstance(self.until, Tolerance):
-            if after_step is not None or evaluate_at is not None:
+            if after_step is not None or evaluate_at is not None or estimate is not None or self.batch_size is not None:
                 raise ValueError(
-                    "GradientDescent(until=...) needs an algorithm that asks for a minimiser, not for steps."
+                    "GradientDescent(until=...) needs full steps, and an algorithm that asks for a minimiser."
                 )
             return self._until(self.until, f, Question(linear, rho, center), start, steps, round)
-        x, losses = start, []
+        x, v, losses = start, estimate, []
         for k in range(steps):
+            part = self._batch(f, rng)
             at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
-            losses.append(float(f(at)))
-            x = x - self.lr * (f.grad(at) + linear + rho * (x - center))
+            losses.append(float(part(at)))
+            slope = part.grad(at)
+            x = x - self.lr * ((slope if v is None else v) + linear + rho * (x - center))
             x = x if after_step is None else after_step(x, self.lr)
-        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr)
+            v = None if v is None else v + part.grad(x) - slope
+        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr, estimate=v)
+
+    def _batch(self, f: Loss, rng: Generator | None) -> Loss:
+        if self.batch_size is None:
+            return f
+        if not isinstance(f, FiniteSum) or self.batch_size > f.num_examples:
+            raise ValueError(
+                f"GradientDescent(batch_size={self.batch_size}) needs clients that are a FiniteSum of as many samples,"
+                f" got {type(f).__name__} of {f.num_examples}."
+            )
+        return f.batch(torch.randperm(f.num_examples, generator=rng)[: self.batch_size])
 
     def _until(
         self, tolerance: Tolerance, f: Loss, question: Question, start: Tensor, steps: int, round: int
@@ -156,7 +193,7 @@ class GradientDescent:
             gradient = question.gradient(x, f.grad(x))
         loss = sum(losses) / len(losses) if losses else float("nan")
         residual = float(gradient.norm())
-        return Solution(x, loss, len(losses), len(losses) * self.lr, residual, reached=residual <= limit)
+        return Solution(x, loss, len(losses), len(losses) * self.lr, residual=residual, reached=residual <= limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,13 +216,14 @@ class Oracle:
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         work: float = 1.0,
+        estimate: Tensor | None = None,
     ) -> Solution:
         zero = torch.zeros_like(start)
         linear, center = zero if linear is None else linear, zero if center is None else center
         if isinstance(self.solver, GradientDescent):
-            more = (after_step, evaluate_at, work, self.round)
+            more = (after_step, evaluate_at, work, estimate, self.rng("batches"), self.round)
             self.answers.append(self.solver(self.f, start, linear, rho, center, *more))
-        elif after_step is None and evaluate_at is None and work == 1:
+        elif after_step is None and evaluate_at is None and work == 1 and estimate is None:
             self.answers.append(self.solver(self.f, start, linear, rho, center))
         else:
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed._compat import SIGTERMException, is_param_in_hook_signature
-from lightning_fed.core import StepMap
+from lightning_fed.core import Question, StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs, fingerprint
 from lightning_fed.local.plan import Block, Blocks, Plan
@@ -23,23 +23,13 @@ from lightning_fed.vector import Layout
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Asked:
     """What one client is asked: see :meth:`~lightning_fed.core.Local.solve`."""
 
     start: Tensor
-    linear: Tensor | None = None
-    rho: float = 0.0
-    center: Tensor | None = None
+    question: Question
     after_step: StepMap | None = None
     evaluate_at: StepMap | None = None
-    work: float = 1.0
-
-    @property
-    def constant(self) -> Tensor | None:
-        """The part of the gradient of the question that does not depend on x."""
-        if not self.rho or self.center is None:
-            return self.linear
-        return -self.rho * self.center if self.linear is None else self.linear - self.rho * self.center
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +39,31 @@ class Questions:
     start: Tensor
     constant: Tensor | None
     rho: float
-    maps: Sequence[Question] = ()
+    mapped: Sequence[Asked] = ()
 
     @classmethod
-    def of(cls, questions: Sequence[Question]) -> Questions:
-        rho = questions[0].rho
-        if any(question.rho != rho for question in questions):
+    def of(cls, asked: Sequence[Asked]) -> Questions:
+        rho = asked[0].question.rho
+        if any(each.question.rho != rho for each in asked):
             raise UnfitError("clients of one round have different penalties")
-        constants = [question.constant for question in questions]
+        constants = [each.question.constant for each in asked]
         constant = None
         if any(c is not None for c in constants):
-            zero = torch.zeros_like(questions[0].start)
+            zero = torch.zeros_like(asked[0].start)
             constant = torch.stack([zero if c is None else c for c in constants])
-        mapped = any(question.after_step or question.evaluate_at for question in questions)
-        return cls(torch.stack([q.start for q in questions]), constant, rho, questions if mapped else ())
+        mapped = any(each.after_step or each.evaluate_at for each in asked)
+        return cls(torch.stack([each.start for each in asked]), constant, rho, asked if mapped else ())
+
+    def __getitem__(self, i: int) -> Question:
+        """One of them, up to a constant."""
+        return Question(None if self.constant is None else self.constant[i], self.rho)
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
     """Where the clients of a stack ended, (m, d), their mean losses, and what they logged."""
 
+    questions: Questions
     x: Tensor
     losses: list[float]
     lr: float
@@ -131,19 +126,20 @@ class _Run:
         self.log = StepLog()
 
     def go(self) -> Answers:
-        fused = is_plain(self.optimizer) and not self.questions.maps
+        fused = is_plain(self.optimizer) and not self.questions.mapped
         advance = self._fused if fused else self._general
-        done, totals, counts = 0, 0.0, 0
+        done = 0
+        totals = counts = torch.zeros(self.m, dtype=torch.float64, device=self.params[0].device)
         with torch.inference_mode() if fused else torch.no_grad():
             for block in Blocks(self.plans, self.m, self.local.convert, self.params[0]):
                 totals = totals + (advance(block, done).double() * block.sizes).sum(0)
                 counts = counts + block.sizes.sum(0)
                 done += block.steps
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
-        losses = torch.as_tensor(totals / counts)[: len(self.plans)]
+        losses = (totals / counts)[: len(self.plans)]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return Answers(self._joined()[: len(self.plans)], losses.tolist(), self.lr, self.log)
+        return Answers(self.questions, self._joined()[: len(self.plans)], losses.tolist(), self.lr, self.log)
 
     def _split(self, rows: Tensor) -> Stack:
         """Rows of the layout as stacked parameters; the first one fills the stack up."""
@@ -240,7 +236,7 @@ class _Run:
             raise SIGTERMException
 
     def _mapped(self, name: str, argument: float) -> Stack:
-        maps: list[StepMap | None] = [getattr(question, name) for question in self.questions.maps]
+        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
         if not any(maps):
             return self.params
         rows = zip(self._joined(), maps, strict=False)

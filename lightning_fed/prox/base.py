@@ -29,13 +29,22 @@ class Prox(ABC):
         """True for the indicator of a set: its prox is a projection and does not depend on ``t``."""
         return False
 
+    @property
+    def constrained(self) -> bool:
+        """Whether ``g`` is infinite somewhere: an indicator is a part of it."""
+        return self.indicator
+
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """:math:`g(x)`; ``inf`` outside the set of an indicator."""
 
     @abstractmethod
     def prox(self, v: Tensor, t: float) -> Tensor:
-        """The minimiser of :math:`g(x) + |x - v|^2 / (2t)`."""
+        """The minimiser of :math:`g(x) + |x - v|^2 / (2t)`; for ``t = 0`` the nearest point where ``g`` is finite."""
+
+    def finite(self, x: Tensor) -> Tensor:
+        """:math:`g(x)` without its constraints, which may be reported beside it: finite everywhere."""
+        return x.new_zeros(x.shape[:-1]) if self.indicator else self(x)
 
     def bind(self, layout: Layout) -> Prox:
         """The same ``g`` (equal, and printed alike), which now knows where each parameter lies in the flat vector."""

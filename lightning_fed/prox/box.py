@@ -28,7 +28,7 @@ class Box(ConvexSet):
             raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}: numbers with something between.")
 
     def value(self, x: Tensor) -> Tensor:
-        inside = ((x >= self.lo) & (x <= self.hi)).all(-1)  # clipping is exact
+        inside = ((x >= self.lo) & (x <= self.hi)).all(-1)  # clipping is exact: bounds are rounded as x is
         return torch.where(inside, 0.0, float("inf")).to(x.dtype)
 
     def project(self, v: Tensor) -> Tensor:

@@ -33,8 +33,15 @@ class Scaled(Prox):
     def indicator(self) -> bool:
         return self.g.indicator
 
+    @property
+    def constrained(self) -> bool:
+        return self.g.constrained
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.a * self.g(x)
+
+    def finite(self, x: Tensor) -> Tensor:
+        return self.a * self.g.finite(x)
 
     def prox(self, v: Tensor, t: float) -> Tensor:
         return self.g.prox(v, t * self.a)

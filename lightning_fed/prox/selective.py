@@ -71,14 +71,16 @@ class Selective(Prox):
         one_of(self, "scope", ("global", "per_tensor"))
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._whole:
+        if self.whole:
             return self.value(x)
         return sum((self.value(block.take(x)) for block in self._bound(x)), x.new_zeros(x.shape[:-1]))
 
     def prox(self, v: Tensor, t: float) -> Tensor:
-        if not 0 < t < float("inf"):
-            raise ValueError(f"The step t of a prox must be a finite number > 0, got {t!r}.")
-        if self._whole:
+        if not 0 <= t < float("inf"):
+            raise ValueError(f"The step t of a prox must be a finite number >= 0, got {t!r}.")
+        if not t and not self.indicator:
+            return v
+        if self.whole:
             return self.shrink(v, t)
         x = v.clone()
         for block in self._bound(v):
@@ -86,7 +88,7 @@ class Selective(Prox):
         return x
 
     def bind(self: Self, layout: Layout) -> Self:
-        if self._whole:
+        if self.whole:
             return self
         names = set(self.acts_on(layout))
         sizes = [math.prod(shape) for shape in layout.shapes]
@@ -106,7 +108,8 @@ class Selective(Prox):
         return layout.names if self.on is None else matching(self, self.on, layout.names)
 
     @property
-    def _whole(self) -> bool:
+    def whole(self) -> bool:
+        """Whether ``g`` acts on the whole vector, so that it need not know the parameters."""
         return self.on is None and self.scope == "global"
 
     def _bound(self, x: Tensor) -> tuple[Block, ...]:

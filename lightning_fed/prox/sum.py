@@ -2,34 +2,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from lightning_fed.prox.base import Prox, check_parts, needs_layout
+from lightning_fed.prox.box import Box
+from lightning_fed.prox.elastic_net import ElasticNet
+from lightning_fed.prox.l1 import L1
+from lightning_fed.prox.non_negative import NonNegative
+from lightning_fed.prox.selective import Selective
+from lightning_fed.prox.squared_l2 import SquaredL2
 
 if TYPE_CHECKING:
     from lightning_fed.vector import Layout
+
+#: Sums over entries, and intervals for every entry.
+ENTRYWISE, INTERVALS = (L1, SquaredL2, ElasticNet), (Box, NonNegative)
 
 
 @dataclass(frozen=True)
 class Sum(Prox):
     r""":math:`g(x) = \sum_k g_k(x)`, each :math:`g_k` on parameters of its own; the prox is that of each of them.
 
-    Parts that share parameters are refused: the prox of such a sum is in general not made of theirs.
+    Parts that share parameters are refused: the prox of such a sum is in general not made of theirs. It is for one of
+    ``L1``, ``SquaredL2``, ``ElasticNet`` with one of ``Box``, ``NonNegative``, which may: the minimum of a convex
+    function of one entry over an interval is the point of it nearest to the free minimum, so that the prox of the
+    interval follows that of the other.
 
     >>> import torch
-    >>> from lightning_fed.prox import L1, Box
     >>> from lightning_fed.vector import Layout
     >>> g = Sum([L1(1.0, on="weight"), Box(-1, 1, on="bias")]).bind(Layout.of(torch.nn.Linear(2, 1)))
     >>> g.prox(torch.tensor([3.0, -1.5, 5.0]), 1.0)
     tensor([ 2.0000, -0.5000,  1.0000])
+    >>> Sum([NonNegative(), L1(1.0)]).prox(torch.tensor([3.0, -1.5, 0.5]), 1.0)
+    tensor([2., 0., 0.])
     """
 
     parts: Sequence[Prox]
 
-    #: set by bind, which alone can see that no two parts share a parameter
-    _separable = False
+    #: set by bind, which alone can see which parts share a parameter
+    _checked = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", check_parts(self, self.parts))
@@ -38,33 +52,48 @@ class Sum(Prox):
     def indicator(self) -> bool:
         return all(g.indicator for g in self.parts)
 
+    @property
+    def constrained(self) -> bool:
+        return any(g.constrained for g in self.parts)
+
     def __call__(self, x: Tensor) -> Tensor:
-        return sum((g(x) for g in self._bound()), x.new_zeros(x.shape[:-1]))
+        return sum((g(x) for g in self._in_turn()), x.new_zeros(x.shape[:-1]))
+
+    def finite(self, x: Tensor) -> Tensor:
+        return sum((g.finite(x) for g in self._in_turn()), x.new_zeros(x.shape[:-1]))
 
     def prox(self, v: Tensor, t: float) -> Tensor:
-        for g in self._bound():
+        for g in self._in_turn():
             v = g.prox(v, t)
         return v
 
     def bind(self, layout: Layout) -> Sum:
-        seen: dict[str, Prox] = {}
-        for g in self.parts:
-            for name in g.acts_on(layout):
-                if name in seen:
-                    raise ValueError(
-                        f"Sum: {seen[name]!r} and {g!r} both act on {name}, and the prox of their sum is not made of"
-                        ' theirs. Give each its own parameters (on="*.weight"), or use ElasticNet, or Intersection.'
-                    )
-                seen[name] = g
+        names = [g.acts_on(layout) for g in self.parts]
+        for name in layout.names:
+            _check_shared([g for g, its in zip(self.parts, names, strict=True) if name in its], name)
         bound = replace(self, parts=[g.bind(layout) for g in self.parts])
-        object.__setattr__(bound, "_separable", True)
+        object.__setattr__(bound, "_checked", True)
         return bound
 
     def acts_on(self, layout: Layout) -> tuple[str, ...]:
         chosen = {name for g in self.parts for name in g.acts_on(layout)}
         return tuple(name for name in layout.names if name in chosen)
 
-    def _bound(self) -> Sequence[Prox]:
-        if not self._separable:
-            raise needs_layout(self)
-        return self.parts
+    def _in_turn(self) -> Sequence[Prox]:
+        """The parts, intervals last."""
+        if not self._checked:
+            if not all(isinstance(g, Selective) and g.whole for g in self.parts):
+                raise needs_layout(self)
+            _check_shared(self.parts, "all parameters")
+        return sorted(self.parts, key=lambda g: isinstance(g, INTERVALS))
+
+
+def _check_shared(parts: Sequence[Prox], what: str) -> None:
+    """Refuse parts that act on the same entries, except one of each kind."""
+    for g, h in combinations(parts, 2):
+        if not any(isinstance(a, ENTRYWISE) and isinstance(b, INTERVALS) for a, b in ((g, h), (h, g))):
+            raise ValueError(
+                f"Sum: {g!r} and {h!r} both act on {what}, and the prox of their sum is not made of theirs: that is so"
+                " for one of L1, SquaredL2, ElasticNet with one of Box, NonNegative alone. Give each its own parameters"
+                ' (on="*.weight"), or use ElasticNet, or Intersection.'
+            )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox, WithTensors, check_parts, float64
+from lightning_fed.prox.base import Prox, WithTensors, check_parts, float64, outside
 
 if TYPE_CHECKING:
     from lightning_fed.vector import Layout
@@ -38,8 +38,17 @@ class Translated(WithTensors, Prox):
     def indicator(self) -> bool:
         return self.g.indicator
 
+    @property
+    def constrained(self) -> bool:
+        return self.g.constrained
+
     def __call__(self, x: Tensor) -> Tensor:
-        return self.g(x - self._like(x))
+        if not self.constrained:
+            return self.g(x - self._like(x))
+        return self.finite(x) + outside(x, self.prox(x, 0.0))  # x - shift may leave the set by rounding alone
+
+    def finite(self, x: Tensor) -> Tensor:
+        return self.g.finite(x - self._like(x))
 
     def prox(self, v: Tensor, t: float) -> Tensor:
         shift = self._like(v)

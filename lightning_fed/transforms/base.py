@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +23,10 @@ class Sent:
 
 class Transform(ABC):
     """What happens to a vector on its way from a client to the server."""
+
+    def bind(self, layout: Layout) -> Self:
+        """The same transform (equal, and printed alike), which now knows where each parameter lies in the vector."""
+        return self
 
     @abstractmethod
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
@@ -42,6 +51,9 @@ class Compose(Transform):
         if not self.transforms:
             raise ValueError("Compose.transforms must hold at least one, got none.")
         object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    def bind(self, layout: Layout) -> Compose:
+        return replace(self, transforms=[transform.bind(layout) for transform in self.transforms])
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         sent = Sent(v, 0)

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from lightning_fed.arguments import whole
+from lightning_fed.arguments import one_of, whole
 from lightning_fed.transforms.base import Sent, Transform
+
+if TYPE_CHECKING:
+    from lightning_fed.vector import Layout
 
 NORM_BITS = 32
 
@@ -23,6 +29,10 @@ class Quantize(Transform):
 
     :math:`E\,Q(v) = v` and :math:`E\|Q(v) - v\|^2 \le \min(d/s^2, \sqrt d/s)\|v\|^2`.
 
+    Args:
+        levels: s, of every entry.
+        per: one norm for the whole ``vector``, or one for every parameter ``tensor``, which suits small ones better.
+
     >>> Quantize(4)(torch.tensor([3.0, 0.0, -4.0]), torch.Generator().manual_seed(0)).bits
     44
 
@@ -30,16 +40,42 @@ class Quantize(Transform):
     """
 
     levels: int = 16
+    per: Literal["vector", "tensor"] = "vector"
+
+    #: entries of every tensor, set by bind
+    _sizes: ClassVar[tuple[int, ...] | None] = None
 
     def __post_init__(self) -> None:
         whole(self, "levels", 1)
+        one_of(self, "per", ("vector", "tensor"))
+
+    def bind(self, layout: Layout) -> Self:
+        bound = copy.copy(self)
+        object.__setattr__(bound, "_sizes", tuple(filter(None, map(math.prod, layout.shapes))))
+        return bound
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
-        bits = NORM_BITS + v.numel() * (1 + math.ceil(math.log2(self.levels + 1)))
-        norm = v.norm()
-        if not float(norm):
-            return Sent(v, bits)
-        scaled = v.abs() * (self.levels / norm)
+        sizes = self._blocks(v)
+        bits = len(sizes) * NORM_BITS + v.numel() * (1 + math.ceil(math.log2(self.levels + 1)))
+        norm = torch.cat([part.norm().expand(part.shape) for part in torch.split(v, sizes)])
+        scaled = v.abs() * (self.levels / torch.where(norm > 0, norm, 1))
         low = scaled.floor()
         coins = torch.rand(v.shape, generator=rng, dtype=torch.float64).to(v.device)
         return Sent(norm * v.sign() * (low + (coins < scaled - low)) / self.levels, bits)
+
+    def _blocks(self, v: Tensor) -> list[int]:
+        """How many entries share a norm."""
+        if self.per == "vector":
+            return [v.numel()]
+        if self._sizes is None:
+            raise ValueError(
+                'Quantize(per="tensor") needs the module\'s parameters, to know where each lies. It is bound by'
+                " FederatedServer; in simulate use bind(...) yourself: algorithm.bind(Layout.of(module)), Layout from"
+                " lightning_fed.vector."
+            )
+        if sum(self._sizes) != v.numel():
+            raise ValueError(
+                f'Quantize(per="tensor") is bound to parameters with {sum(self._sizes)} entries, but the message has'
+                f' {v.numel()}. Use per="vector".'
+            )
+        return list(self._sizes)

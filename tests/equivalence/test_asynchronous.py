@@ -1,5 +1,7 @@
 """Uploads that come late: FedADMM and FedDR stay the same method, and without delays the synchronous one."""
 
+import heapq
+
 import numpy as np
 import pytest
 import references
@@ -77,6 +79,32 @@ def test_late_uploads_reach_a_stationary_point():
     close(gradient(clients, end), np.zeros(3), 1e-9)
 
 
+def always_on(durations, number):
+    """Uploads of clients that start again at once, with the model just published; ties go to who started first."""
+    jobs, started, events = [], len(durations), []
+    for i, duration in enumerate(durations):
+        heapq.heappush(jobs, (duration, i, i, 0))
+    for k in range(number):
+        now, _, i, read = heapq.heappop(jobs)
+        events.append((i, k - read))
+        heapq.heappush(jobs, (now + durations[i], started, i, k + 1))
+        started += 1
+    return events
+
+
+def test_clients_that_are_always_on_give_the_events_of_the_fixture_and_converge():
+    durations = (1, 1.5, 2, 3, 5, 8)
+    events = always_on(durations, 3000)
+    twelve = [(0, 0), (1, 1), (2, 2), (0, 2), (3, 4), (1, 3), (0, 2), (2, 4), (0, 1), (1, 3), (4, 10), (0, 2)]
+    assert events[:12] == twelve
+    assert max(delay for _, delay in events) == 23
+    clients, x0 = random_clients(5, n=6, d=3)
+    admm, dr = (simulate(a, clients, x0, events=events) for a in (FedADMM(9.0, 0.9), FedDR(1 / 9, 0.9)))
+    close(models(admm), models(dr))
+    close([s.x_tilde.numpy() for s in dr.server], column(dr, "x_hat_i").mean(1), 1e-11)
+    close(gradient(clients, dr.x_bar), np.zeros(3), 1e-9)
+
+
 @pytest.mark.parametrize(
     ("events", "about"),
     [
@@ -84,6 +112,8 @@ def test_late_uploads_reach_a_stationary_point():
         ([(0, 0), (1, -1)], r"events\[1\] has delay -1"),
         ([(0, 0), (1, 0.5)], r"events\[1\] has delay 0.5"),
         ([(0, 0), (3, 0)], "names client 3; clients are 0 to 2"),
+        ([(0, 0), (0, 1)], r"events\[1\] of client 0 has delay 1.*one job at a time\. Its delay can be 0 to 0\."),
+        ([(0, 0), (1, 1), (2, 0), (0, 3)], r"events\[3\] of client 0 .*last upload \(3 before it\).*can be 0 to 2\."),
     ],
     ids=str,
 )

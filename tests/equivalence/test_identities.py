@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from problems import LAW, close, federations, gradient, identical, in_numpy, random_clients, schedule, seeds, shares
 
 from lightning_fed import Exact, GradientDescent, simulate
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm, feddr
 from lightning_fed.prox import L1, Box, SquaredL2, Zero
+from lightning_fed.simulation import History
 
 ETA = 5.0  # above the largest curvature of `random_clients`, which is 4
 REGULARISERS = {
@@ -102,6 +103,22 @@ def test_feddr_from_prox_is_fedadmm_after_one_full_round_at_the_front(alpha, fed
     dr = simulate(FedDR(eta_hat=1 / ETA, init="prox", **common), clients, cohorts=cohorts, **how)
     admm = simulate(FedADMM(eta=ETA, **common), clients, cohorts=[range(len(clients)), *cohorts], **how)
     admm.server, admm.clients = admm.server[1:], admm.clients[1:]
+    same_run(admm, dr, ETA)
+
+
+@given(federations(), regularisers, st.sampled_from([0.5, 1.0, 1.5]))
+@LAW
+def test_fedadmm_started_at_prox_is_feddr_started_at_prox_when_both_count_it(federation, g, alpha):
+    clients, x0, cohorts = federation
+    eye, common = torch.eye(len(x0), dtype=x0.dtype), {"alpha": alpha, "g": REGULARISERS[g][0]}
+    x = [torch.linalg.solve(f.A + ETA * eye, f.b + ETA * x0) for f in clients]
+    x_tilde = sum(2 * x_i - x0 for x_i in x) / len(x)
+    admm_states = [fedadmm.ClientState(x_i, ETA * (x_i - x0), 2 * x_i - x0) for x_i in x]
+    dr_states = [feddr.ClientState(x_i, x0, 2 * x_i - x0) for x_i in x]
+    begun = History([fedadmm.ServerState(x0, x_tilde)], [admm_states])
+    admm = simulate(FedADMM(eta=ETA, **common), clients, cohorts=cohorts, resume=begun)
+    begun = History([feddr.ServerState(x0, x_tilde)], [dr_states])
+    dr = simulate(FedDR(eta_hat=1 / ETA, **common), clients, cohorts=cohorts, resume=begun)
     same_run(admm, dr, ETA)
 
 

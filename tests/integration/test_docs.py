@@ -54,3 +54,10 @@ def test_pages_link_only_to_what_exists() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page.name, target)
+
+
+def test_tests_that_a_page_names_exist() -> None:
+    named = re.findall(r"`([a-z_/]+\.py)::(\w+)`", (ROOT / "docs" / "verification.md").read_text())
+    assert len(named) > 50
+    for file, name in named:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), (file, name)

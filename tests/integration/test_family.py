@@ -12,9 +12,10 @@ import torch
 from modules import LeastSquares, Net, Witness, classification, least_squares, quiet_trainer, x_of
 from torch import Tensor
 
-from lightning_fed import FederatedServer, GradientDescent, simulate
+from lightning_fed import FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import (
     Algorithm,
+    Compressed,
     FedADMM,
     FedDRII,
     FedDualAvg,
@@ -29,6 +30,7 @@ from lightning_fed.algorithms import (
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.prox import L1, Box
 from lightning_fed.sampling import Full, Uniform
+from lightning_fed.transforms import TopK
 
 ROUNDS, STEPS, LR, D = 6, 3, 0.1, 4
 PARTIAL: list[Algorithm] = [
@@ -43,6 +45,7 @@ PARTIAL: list[Algorithm] = [
 EVERYBODY: list[Algorithm] = [
     ParallelDRS(eta_hat=0.5, alpha=1.5, g=Box(-0.2, 0.2)),
     FedPD(eta_hat=0.5, skip=0.5, seed=3),
+    FedPD(eta_hat=0.5, skip=0.3, oracle="II", refresh_every=3),
     FedSplit(s=0.5),
     FedLin(),
     FedLin(client_k=2, server_k=1),
@@ -97,10 +100,13 @@ class Listener(pl.Callback):
 
 
 @pytest.mark.parametrize("scheduler", [None, "step"])
-@pytest.mark.parametrize("algorithm", [FedMid(L1(1e-2)), FedDualAvg(L1(1e-2)), Scaffold(1), Scaffold(2)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm", [FedMid(L1(1e-2)), FedDualAvg(L1(1e-2)), Scaffold(1), Scaffold(2), FedPD(oracle="II")], ids=repr
+)
 def test_lean_and_full_steps_give_the_same_bits(algorithm: Algorithm, scheduler: str | None) -> None:
     def run(*callbacks: pl.Callback) -> dict[str, Tensor]:
-        server = FederatedServer(algorithm, clients_per_round=2, local_steps=4, evaluate_every=0)
+        cohort = None if algorithm.everybody else 2
+        server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=4, evaluate_every=0)
         trainer = quiet_trainer(server, 3, callbacks=callbacks, limit_val_batches=0)
         trainer.fit(Net(dropout=0.3, scheduler=scheduler), datamodule=classification(drop_last=True))
         assert server.federation is not None
@@ -175,10 +181,9 @@ class Coins(FedPD):
         return round in (0, 3, 4)
 
 
-def test_fedpd_sends_nothing_in_skipped_rounds_and_the_mean_with_the_next_question() -> None:
+def test_fedpd_is_charged_a_model_each_way_in_rounds_with_an_exchange_and_nothing_in_others() -> None:
     seen = traffic_of(Coins(eta_hat=0.5), rounds=5).models(5, D)
-    assert [up for _, up in seen] == [1, 0, 0, 1, 1]
-    assert [down for down, _ in seen] == [1, 1, 0, 0, 1]  # x0, and the mean of the last exchange
+    assert seen == [[1, 1], [0, 0], [0, 0], [1, 1], [1, 1]]
 
 
 class Manual(Net):
@@ -222,6 +227,28 @@ def test_local_steps_that_are_not_plain_sgd_are_refused_with_the_reason(
     assert torch.equal(x_of(model), before)
 
 
+class Decaying(LeastSquares):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, weight_decay=0.3)
+
+
+def test_weight_decay_of_a_dual_variable_is_refused() -> None:
+    about = r"must have no weight_decay, got 0\.3\. FedDualAvg's optimiser moves the dual variable.*g=SquaredL2\(c\)"
+    for algorithm in (FedDualAvg(L1(0.1)), Compressed(FedDualAvg(), TopK(2))):
+        with pytest.raises(ValueError, match=about):
+            quiet_trainer(algorithm, 1).fit(Decaying(D, LR), datamodule=least_squares()[0])
+
+
+@pytest.mark.parametrize("algorithm", [FedMid(L1(0.1)), Scaffold(1), Scaffold(2), FedLin(), FedADMM(2.0)], ids=repr)
+def test_weight_decay_of_the_model_is_a_part_of_every_clients_loss(algorithm: Algorithm) -> None:
+    data, quadratics = least_squares()
+    ridge = [Quadratic(f.A + 0.3 * torch.eye(D).double(), f.b, f.num_examples) for f in quadratics]
+    server, witness = FederatedServer(algorithm, local_steps=STEPS, evaluate_every=0), Witness()
+    quiet_trainer(server, ROUNDS, callbacks=[witness]).fit(Decaying(D, LR), datamodule=data)
+    history = simulate(algorithm, ridge, witness.x0, rounds=ROUNDS, solver=GradientDescent(STEPS, LR))
+    assert torch.allclose(witness.x_bar[-1], history.x_bar, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("algorithm", EVERYBODY, ids=lambda a: type(a).__name__)
 def test_a_part_of_the_clients_is_refused_where_everybody_is_needed(algorithm: Algorithm) -> None:
     class Untouched(Net):
@@ -251,3 +278,16 @@ def test_scaffold_with_gradients_of_its_own_learns_with_any_optimiser(optimizer:
     assert server.federation is not None
     c_i = [server.federation.store[cid].state.c_i for cid in server.federation.store]
     assert torch.allclose(server.federation.server.c, sum(c_i).double() / 4, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", EVERYBODY, ids=repr)
+def test_fast_dev_run_asks_everybody_where_everybody_is_needed(algorithm: Algorithm) -> None:
+    def run(**kwargs: Any) -> tuple[list[Any], Tensor]:
+        server, module = FederatedServer(algorithm, evaluate_every=0), LeastSquares(D, LR)
+        quiet_trainer(server, 1, **kwargs).fit(module, datamodule=least_squares()[0])
+        assert server.report is not None
+        return server.report.cohort, x_of(module)
+
+    (cohort, fast), (everybody, slow) = run(fast_dev_run=True), run(limit_train_batches=1)
+    assert cohort == everybody == list(range(5))
+    assert torch.equal(fast, slow)

@@ -35,6 +35,7 @@ FAMILY = [
     FedDRII(mode="upload_first"),
     FedPD(),
     FedPD(skip=0.5, seed=1),
+    FedPD(oracle="II", refresh_every=3),
     FedDyn(),
     FedSplit(s=0.5),
     Scaffold(1),

@@ -1,27 +1,34 @@
 """Arithmetic that every algorithm obeys: stacked clients, vmap, single precision."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import (
+    ALGORITHMS,
     EACH,
     Federation,
     close,
     every_algorithm,
     having,
+    name_of,
     random_clients,
     seeds,
     shares,
 )
+from torch.utils import _pytree as pytree
 
 from lightning_fed import GradientDescent, simulate
+from lightning_fed.algorithms import Compressed, FedADMM, FedMid, FedPAQ
 from lightning_fed.core import Solution, Total, add
+from lightning_fed.prox import L1
+from lightning_fed.transforms import TopK
 
-LR = 0.05
+LR, STEPS = 0.05, 3
 
 
 class Diagonal:
-    """One gradient step on losses a/2 x^2 - b x; ``a`` and ``b`` are of one client (d,) or of a stack (m, d)."""
+    """Gradient steps on losses a/2 x^2 - b x; ``a`` and ``b`` are of one client (d,) or of a stack (m, d)."""
 
     def __init__(self, a, b):
         self.a, self.b = a, b
@@ -29,24 +36,29 @@ class Diagonal:
     def gradient(self, x):
         return self.a * x - self.b
 
-    def solve(self, start, *, linear=None, rho=0.0, center=None, after_step=None, evaluate_at=None, work=1.0):
-        pull = rho * (start - center) if center is not None else 0.0
-        at = start if evaluate_at is None else evaluate_at(start, 0.0)
-        x = start - LR * (self.gradient(at) + (0.0 if linear is None else linear) + pull)
-        return Solution(x if after_step is None else after_step(x, LR), lr_sum=LR)
+    def solve(
+        self, start, *, linear=None, rho=0.0, center=None, after_step=None, evaluate_at=None, work=1.0, estimate=None
+    ):
+        x, v, linear, center = start, estimate, *(0.0 if t is None else t for t in (linear, center))
+        for k in range(STEPS):
+            slope = self.gradient(x if evaluate_at is None else evaluate_at(x, k * LR))
+            x = x - LR * ((slope if v is None else v) + linear + rho * (x - center))
+            x = x if after_step is None else after_step(x, LR)
+            v = None if v is None else v + self.gradient(x) - slope
+        return Solution(x, lr_sum=STEPS * LR, estimate=v)
 
     def rng(self, purpose):
         return torch.Generator()
 
 
 def stack(states):
-    return type(states[0])(**{name: torch.stack([vars(s)[name] for s in states]) for name in vars(states[0])})
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves), *states)
 
 
 def same(together, single, tolerance=0.0):
     """Whether a record of stacked clients holds those of single ones; what all have in common may be there once."""
-    for name, value in vars(stack(single)).items():
-        close(vars(together)[name].expand_as(value), value, tolerance)
+    for leaf, value in zip(pytree.tree_leaves(together), pytree.tree_leaves(stack(single)), strict=True):
+        close(leaf.expand_as(value), value, tolerance)
 
 
 def exchanges(algorithm, x0, a, b, number=4):
@@ -74,9 +86,17 @@ def test_stacked_clients_take_the_same_step_as_single_ones(algorithm, seed, m):
         together = algorithm.client_step(stack(states), down, Diagonal(a, b))
         same(together.state, [reply.state for reply in replies])
         same(together.message, [reply.message for reply in replies])
+        same(together.x_i, [reply.x_i for reply in replies])
 
 
-@every_algorithm
+WRAPPED = [
+    FedPAQ(levels=None),
+    Compressed(FedADMM(eta=6.0), TopK(2)),
+    Compressed(FedMid(L1(0.1)), TopK(1), feedback=True),
+]
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *WRAPPED], ids=name_of)
 def test_steps_run_under_vmap(algorithm):
     x0 = torch.randn(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a, b = torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -84,11 +104,20 @@ def test_steps_run_under_vmap(algorithm):
 
         def step(state, a, b, down=down):
             reply = algorithm.client_step(state, down, Diagonal(a, b))
-            return reply.state, reply.message
+            return reply.state, reply.message, reply.x_i
 
-        state, message = torch.vmap(step)(stack(states), a, b)
+        state, message, x_i = torch.vmap(step)(stack(states), a, b)
         same(state, [reply.state for reply in replies], 1e-13)
         same(message, [reply.message for reply in replies], 1e-13)
+        same(x_i, [reply.x_i for reply in replies], 1e-13)
+
+
+def test_stacked_messages_are_not_compressed_as_one():
+    x0 = torch.zeros(3, dtype=torch.float64)
+    algorithm = Compressed(FedADMM(), TopK(1))
+    client, down = algorithm.init_client(x0), algorithm.broadcast(algorithm.init_server(x0))
+    with pytest.raises(ValueError, match=r"Compressed takes the message of one client at a time, got shape \(2, 3\)"):
+        algorithm.client_step(stack([client, client]), down, Diagonal(torch.ones(2, 3), torch.ones(2, 3)))
 
 
 def floats(record):

@@ -94,6 +94,11 @@ PROXES = [
     Sum([L1(0.3, on=WEIGHTS), Box(-1, 1, on="*.bias")]),
     Sum([Nuclear(0.4, on=WEIGHTS), Scaled(L2(0.5, on="*.bias", scope="per_tensor"), 2.0), SquaredL2(1.0, on="scale")]),
     Sum([L2Ball(1.0, on="conv.*"), Simplex(1.0, on="head.*")]),
+    Sum([NonNegative(), L1(0.3)]),
+    Sum([L1(0.7), Box(-0.4, 0.9)]),
+    Sum([L1(0.7), Box(0.2, 0.9)]),
+    Sum([Box(-0.4, 0.6, on=WEIGHTS), ElasticNet(0.4, 0.8, on=["head.*", "scale"])]),
+    Sum([SquaredL2(1.3, on="*.bias"), NonNegative(on="head.*"), L2(0.5, on="scale")]),
     Intersection([Box(-0.4, 0.6), Affine([[1.0] * D], [1.0])]),
     Intersection([L2Ball(1.5), Box(-0.3, 1.0, on=WEIGHTS)]),
     Intersection([NonNegative(), L1Ball(1.0)]),
@@ -232,10 +237,33 @@ def test_entries_that_are_not_selected_stay_bit_for_bit_and_do_not_count(g):
 
 
 @every_g
-def test_a_step_that_is_not_positive_and_finite_is_refused(g):
-    for t in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="step t of a prox must be a finite number > 0, got"):
+def test_a_step_that_is_negative_or_infinite_is_refused(g):
+    for t in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="step t of a prox must be a finite number >= 0, got"):
             g.prox(vectors(16, 2), t)
+
+
+@every_g
+def test_a_step_of_zero_gives_the_nearest_point_where_g_is_finite(g):
+    v = vectors(18)
+    nearest = g.prox(v, 0.0)
+    assert (g(nearest) < float("inf")).all()
+    close(nearest, g.prox(v, 1e-13), 1e-9)
+    if not g.constrained:
+        assert torch.equal(nearest, v)
+
+
+@every_g
+def test_g_is_what_is_finite_of_it_plus_0_or_infinity(g):
+    v = vectors(19)
+    finite, value = g.finite(v), g(v)
+    assert (finite.dtype, finite.shape) == (value.dtype, value.shape)
+    assert finite.isfinite().all()
+    inside = value < float("inf")
+    assert torch.equal(finite[inside], value[inside])
+    assert inside.all() or g.constrained
+    distance = (v - g.prox(v, 0.0)).norm(dim=-1)
+    assert ((distance < 1e-6) == inside).all()
 
 
 @every_g

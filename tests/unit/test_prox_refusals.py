@@ -41,7 +41,7 @@ INF = float("inf")
         L1(1.0, on="*.weight"),
         L2(1.0, scope="per_tensor"),
         Sum([L1(on="a"), L1(on="b")]),
-        Sum([L1(), SquaredL2()]),
+        Sum([L1(), Box(on="a")]),
     ],
     ids=lambda g: f"{g!r:.40}",
 )
@@ -68,10 +68,13 @@ def test_the_nuclear_norm_of_a_bias_is_refused(layout):
 
 
 def test_parts_of_a_sum_that_share_a_parameter_are_refused(layout):
-    with pytest.raises(ValueError, match=r"L1\(.*and Box\(.*both act on head.weight.*ElasticNet, or Intersection"):
-        Sum([L1(on="*.weight"), Box(on="head.*")]).bind(layout)
-    with pytest.raises(ValueError, match=r"both act on conv.weight"):
-        Sum([L1(), SquaredL2()]).bind(layout)
+    with pytest.raises(ValueError, match=r"L1\(.*and L2Ball\(.*both act on head.weight.*ElasticNet, or Intersection"):
+        Sum([L1(on="*.weight"), L2Ball(on="head.*")]).bind(layout)
+    for parts in ([L1(), SquaredL2()], [Box(), NonNegative()], [L1(), Box(), NonNegative()], [L2(), NonNegative()]):
+        with pytest.raises(ValueError, match=r"both act on conv.weight.*for one of L1, SquaredL2, ElasticNet with"):
+            Sum(parts).bind(layout)
+        with pytest.raises(ValueError, match=r"both act on all parameters, and the prox of their sum is not made"):
+            Sum(parts).prox(V, 1.0)
 
 
 def test_only_constraints_have_an_intersection():
