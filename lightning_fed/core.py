@@ -141,7 +141,8 @@ class Local(Protocol):
 class Reply(Generic[ClientT, MessageT]):
     """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
 
-    ``bytes_up`` is what sending it takes, where that is less than the message as it is.
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is; ``gradients`` how often it took
+    a gradient over all of its data.
     """
 
     state: ClientT
@@ -150,6 +151,7 @@ class Reply(Generic[ClientT, MessageT]):
     loss: float = float("nan")
     steps: int = 0
     bytes_up: int | None = None
+    gradients: int = 0
 
 
 @dataclass(frozen=True, eq=False)

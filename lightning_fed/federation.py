@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_fed.core import Algorithm, hyper_parameters
 from lightning_fed.round import Engine, Outcome, run_round
-from lightning_fed.store import ClientId, Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.store import ClientId, Cost, Memory, MemoryStore, tensors_of, with_tensors
 from lightning_fed.vector import Layout, buffers_of, clones, parameters_of
 
 
@@ -24,8 +24,7 @@ class _Commit:
     memories: dict[ClientId, Memory]
     buffers: dict[str, Tensor]
     rounds_done: int
-    bytes_down: int
-    bytes_up: int
+    cost: Cost
 
 
 class Federation:
@@ -48,12 +47,20 @@ class Federation:
         self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
         self.buffers = clones(buffers_of(module))
         self.rounds_done = -1 if algorithm.full_start else 0
-        self.bytes_down = self.bytes_up = 0
+        self.cost = Cost()
         self._pending: _Commit | None = None
 
     @property
     def client_ids(self) -> list[ClientId]:
         return list(self.weights)
+
+    @property
+    def bytes_down(self) -> int:
+        return self.cost.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        return self.cost.bytes_up
 
     @property
     def started(self) -> bool:
@@ -77,9 +84,7 @@ class Federation:
         self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
         blank = self.algorithm.init_client(self.x0)
         memories = {cid: self.store[cid] for cid in self.store}
-        self.store.put(
-            {cid: Memory(layout.transplant(old, m.state, blank), m.visits, m.buffers) for cid, m in memories.items()}
-        )
+        self.store.put({cid: replace(m, state=layout.transplant(old, m.state, blank)) for cid, m in memories.items()})
 
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
@@ -98,7 +103,12 @@ class Federation:
     ) -> None:
         """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
         memories = {
-            cid: Memory(pytree.tree_map(Tensor.cpu, state), self.store[cid].visits + 1, (kept or {}).get(cid, {}))
+            cid: Memory(
+                pytree.tree_map(Tensor.cpu, state),
+                self.store[cid].visits + 1,
+                (kept or {}).get(cid, {}),
+                self.store[cid].cost + outcome.costs[cid],
+            )
             for cid, state in outcome.states.items()
         }
         self._pending = _Commit(
@@ -106,8 +116,7 @@ class Federation:
             memories,
             dict(self.buffers if buffers is None else buffers),
             self.rounds_done + 1,
-            self.bytes_down + outcome.bytes_down,
-            self.bytes_up + outcome.bytes_up,
+            self.cost + outcome.cost,
         )
         self.settle()
 
@@ -118,7 +127,7 @@ class Federation:
         self.store.put(done.memories)
         self.server, self.buffers = done.server, done.buffers
         self.rounds_done = done.rounds_done
-        self.bytes_down, self.bytes_up = done.bytes_down, done.bytes_up
+        self.cost = done.cost
         self._pending = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +142,7 @@ class Federation:
             "store": self.store.state_dict(),
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
             "rounds_done": self.rounds_done,
-            "bytes": [self.bytes_down, self.bytes_up],
+            "cost": list(astuple(self.cost)),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -149,7 +158,7 @@ class Federation:
         self.store.load_state_dict(saved["store"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
         self.rounds_done = saved["rounds_done"]
-        self.bytes_down, self.bytes_up = saved["bytes"]
+        self.cost = Cost(*saved["cost"])
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another algorithm, other clients or another model."""

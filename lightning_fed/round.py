@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, wide
-from lightning_fed.store import ClientId
+from lightning_fed.store import ClientId, Cost
 
 Step = Callable[..., Reply[Any, Any]]
 
@@ -32,9 +32,24 @@ class Outcome:
     states: dict[ClientId, Any] = field(default_factory=dict)
     local_models: dict[ClientId, Tensor] = field(default_factory=dict)
     losses: dict[ClientId, float] = field(default_factory=dict)
-    steps: dict[ClientId, int] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    costs: dict[ClientId, Cost] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Cost:
+        """What all clients have spent together."""
+        return sum(self.costs.values(), Cost())
+
+    @property
+    def steps(self) -> dict[ClientId, int]:
+        return {cid: cost.steps for cid, cost in self.costs.items()}
+
+    @property
+    def bytes_down(self) -> int:
+        return self.cost.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        return self.cost.bytes_up
 
 
 def run_round(
@@ -74,24 +89,25 @@ def _exchange(
     down: Broadcast | None,
 ) -> Outcome:
     down = algorithm.broadcast(before.server) if down is None else down
-    outcome = Outcome(before.server, bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down))
-    total, bytes_up = None, before.bytes_up
+    outcome, total = Outcome(before.server), None
+    bytes_down = algorithm.bytes_down(down)
     replies = engine.ask(partial(_client_step, algorithm), states, down, cohort)
     for cid, reply in zip(cohort, replies, strict=True):
         share = pytree.tree_map(lambda leaf, w=weights[cid]: wide(leaf) * w, reply.message)
         total = share if total is None else add(total, share)
-        bytes_up += num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
+        bytes_up = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
+        cost = Cost(bytes_down, bytes_up, reply.steps, reply.gradients)
+        outcome.costs[cid] = before.costs.get(cid, Cost()) + cost
         outcome.states[cid] = reply.state
         idle = not reply.steps and cid in before.local_models  # only asked for something: its model is the one before
         outcome.local_models[cid] = before.local_models[cid] if idle else reply.x_i
         outcome.losses[cid] = before.losses.get(cid, reply.loss) if reply.loss != reply.loss else reply.loss
-        outcome.steps[cid] = before.steps.get(cid, 0) + reply.steps
     weight = sum(weights[cid] for cid in cohort)
     answered = Total(total, weight, len(cohort), sum(weights.values()))
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
-    return replace(outcome, server=server, bytes_up=bytes_up)
+    return replace(outcome, server=server)
 
 
 def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:

@@ -22,7 +22,7 @@ from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
 from lightning_fed.randomness import seed_global
 from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
-from lightning_fed.store import ClientId
+from lightning_fed.store import ClientId, Cost
 from lightning_fed.theory import dual_residual, primal_residual
 from lightning_fed.vector import average_buffers, buffers_of, clones, overwrite, parameters_of, restore_buffers
 
@@ -224,6 +224,8 @@ class FederatedServer(FederatedCallback):
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
+            "local_steps": float(federation.cost.steps),
+            "full_gradients": float(federation.cost.gradients),
             "seconds": time.monotonic() - began,
         }
         known = [loss for loss in outcome.losses.values() if loss == loss]
@@ -271,8 +273,8 @@ class FederatedServer(FederatedCallback):
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
                 averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in cohort)
-                traffic = len(cohort) * num_bytes(federation.buffers)
-                outcome = replace(outcome, bytes_down=outcome.bytes_down + traffic, bytes_up=outcome.bytes_up + traffic)
+                traffic = Cost(num_bytes(federation.buffers), num_bytes(federation.buffers))
+                outcome = replace(outcome, costs={cid: cost + traffic for cid, cost in outcome.costs.items()})
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()

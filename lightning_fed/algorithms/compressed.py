@@ -95,7 +95,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             bits += sent.bits
         message = pytree.tree_unflatten(arrived, tree)
         state = ClientState(self.algorithm.acknowledge(client.inner, reply.state, message), kept)
-        return Reply(state, message, reply.x_i, reply.loss, reply.steps, math.ceil(bits / 8))
+        return replace(reply, state=state, message=message, bytes_up=math.ceil(bits / 8))
 
     def server_step(self, server: Any, total: Total[Any]) -> Any:
         return self.algorithm.server_step(server, total)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
 from lightning_fed.arguments import whole
@@ -36,4 +36,4 @@ class FedPAQ(FedAvg):
         if self.levels is None:
             return reply
         sent = Quantize(self.levels)(reply.message.delta_i, local.rng("quantize"))
-        return Reply(client, Message(sent.value), reply.x_i, reply.loss, reply.steps, math.ceil(sent.bits / 8))
+        return replace(reply, message=Message(sent.value), bytes_up=math.ceil(sent.bits / 8))

@@ -28,7 +28,8 @@ class ClientEvaluation(FederatedCallback):
 
     Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), sample-weighted
     ``federated/train_loss``, ``train_accuracy``, ``test_loss`` and ``test_accuracy``; and, more rarely, a table and
-    histograms by client, with columns ``own_*`` for the client's own x_i on its own data.
+    histograms by client, with columns ``own_*`` for the client's own x_i on its own data, and the bytes it has received
+    and sent.
 
     The loss is what ``training_step`` returns in evaluation mode (``validation_step`` where optimisation is manual),
     the accuracy the first metric the step logs whose name contains "acc".
@@ -105,11 +106,14 @@ class ClientEvaluation(FederatedCallback):
         kinds = {**{split: found.by_client for split, found in splits.items()}, "own": own}
         columns = ["client", "examples", "visits"]
         columns += [f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")]
+        columns += ["bytes_down", "bytes_up", "local_steps"]
         rows = []
         for cid in federation.client_ids:
             found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
-            facts = [str(cid), trainer.datamodule.num_examples(cid), federation.store[cid].visits]
-            rows.append(facts + [value for e in found for value in (e.loss, e.accuracy)])
+            memory = federation.store[cid]
+            facts = [str(cid), trainer.datamodule.num_examples(cid), memory.visits]
+            measured = [value for e in found for value in (e.loss, e.accuracy)]
+            rows.append([*facts, *measured, memory.cost.bytes_down, memory.cost.bytes_up, memory.cost.steps])
         log_table(trainer.loggers, "clients/table", columns, rows, round)
         for i, column in enumerate(columns[2:], start=2):
             if values := [float(row[i]) for row in rows if not math.isnan(row[i])]:
