@@ -70,6 +70,7 @@ KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 #: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.commands.NAME``; with its help
 COMMANDS = {
+    "compare": "run the whole family on the synthetic sets",
     "data": "show what the clients of a federation hold",
     "reproduce": "run the paper's experiments",
 }

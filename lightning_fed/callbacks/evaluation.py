@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
@@ -38,11 +39,19 @@ class ClientEvaluation(FederatedCallback):
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
         table_every_n_rounds: rounds between tables; there is always one at the end.
         gradient_mapping: also log the norm of the gradient mapping, which takes a gradient over all data.
+        also_after: numbers of rounds after which there is an evaluation as well, such as the first few.
     """
 
-    def __init__(self, every_n_rounds: int = 1, table_every_n_rounds: int = 10, gradient_mapping: bool = False) -> None:
+    def __init__(
+        self,
+        every_n_rounds: int = 1,
+        table_every_n_rounds: int = 10,
+        gradient_mapping: bool = False,
+        also_after: Sequence[int] = (),
+    ) -> None:
         self.every_n_rounds = every_n_rounds
         self.table_every_n_rounds = table_every_n_rounds
+        self.also_after = tuple(also_after)
         whole(self, "every_n_rounds", 1)
         whole(self, "table_every_n_rounds", 1)
         self.gradient_mapping = gradient_mapping
@@ -58,7 +67,8 @@ class ClientEvaluation(FederatedCallback):
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         done = report.round + 1
         last = done in (trainer.max_epochs, trainer.max_steps)
-        evaluate, table = (last or done % n == 0 for n in (self.every_n_rounds, self.table_every_n_rounds))
+        evaluate = last or done % self.every_n_rounds == 0 or done in self.also_after
+        table = last or done % self.table_every_n_rounds == 0
         if not evaluate and not table:
             return
         splits = evaluate_splits(trainer)

@@ -25,6 +25,10 @@ class ClientError(RuntimeError):
     """A client's training failed; the message names round and client, the cause is chained."""
 
 
+class DivergenceError(ClientError):
+    """A client's loss or model is not finite."""
+
+
 class SequentialEngine:
     """Asks the clients of a cohort one after another, in the trainer's own module.
 
@@ -60,7 +64,8 @@ class SequentialEngine:
                 slope = partial(client_gradient, trainer, self.layout, cid)
                 reply = step(state, down, ModuleLocal(self.loop, self.layout, visit, slope))
             except Exception as error:
-                raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
+                kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
+                raise kind(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
             self._check(cid, reply)
             if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
                 self.buffers[cid] = clones(buffers_of(self.workspace.module))
@@ -80,7 +85,7 @@ class SequentialEngine:
             for optimizer in self.loop.trainer.optimizers
             for group in optimizer.param_groups
         ]
-        raise ClientError(
+        raise DivergenceError(
             f"{self._where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
             f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"
             " clip gradients, or look at this client's data."
