@@ -5,5 +5,6 @@ from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.sparsity import Sparsity
 
-__all__ = ["ClientEvaluation", "Confusion", "FederatedCallback", "FederatedProgressBar", "FinalFigure"]
+__all__ = ["ClientEvaluation", "Confusion", "FederatedCallback", "FederatedProgressBar", "FinalFigure", "Sparsity"]
