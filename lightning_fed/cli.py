@@ -71,6 +71,7 @@ KNOWN = (algorithms, datamodules, models, prox, sampling)
 #: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.commands.NAME``; with its help
 COMMANDS = {
     "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
+    "compare": "run the whole family on the synthetic sets",
     "data": "show what the clients of a federation hold",
     "reproduce": "run the paper's experiments",
 }

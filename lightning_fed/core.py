@@ -185,7 +185,8 @@ class Reply(Generic[ClientT, MessageT]):
     """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
 
     ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
-    ``arrived`` counts nowhere: the server does without it, and the client forgets it.
+    ``arrived`` counts nowhere: the server does without it, and the client forgets it. ``gradients`` is how often it
+    took a gradient over all of its data.
     """
 
     state: ClientT
@@ -195,6 +196,7 @@ class Reply(Generic[ClientT, MessageT]):
     steps: int = 0
     bytes_up: int | None = None
     arrived: bool = True
+    gradients: int = 0
 
 
 @dataclass(frozen=True, eq=False)

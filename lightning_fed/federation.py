@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from lightning_fed.core import Algorithm, hyper_parameters, tree_map
 from lightning_fed.round import Engine, Outcome, run_round
-from lightning_fed.store import ClientId, Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.store import ClientId, Cost, Memory, MemoryStore, tensors_of, with_tensors
 from lightning_fed.vector import Layout, buffers_of, clones, parameters_of
 
 
@@ -23,8 +23,7 @@ class _Commit:
     memories: dict[ClientId, Memory]
     buffers: dict[str, Tensor]
     rounds_done: int
-    bytes_down: int
-    bytes_up: int
+    cost: Cost
 
 
 class Federation:
@@ -47,13 +46,21 @@ class Federation:
         self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
         self.buffers = clones(buffers_of(module))
         self.rounds_done = -1 if algorithm.full_start else 0
-        self.bytes_down = self.bytes_up = 0
+        self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
         self._pending: _Commit | None = None
 
     @property
     def client_ids(self) -> list[ClientId]:
         return list(self.weights)
+
+    @property
+    def bytes_down(self) -> int:
+        return self.cost.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        return self.cost.bytes_up
 
     @property
     def started(self) -> bool:
@@ -77,9 +84,7 @@ class Federation:
         self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
         blank = self.algorithm.init_client(self.x0)
         memories = {cid: self.store[cid] for cid in self.store}
-        self.store.put(
-            {cid: Memory(layout.transplant(old, m.state, blank), m.visits, m.buffers) for cid, m in memories.items()}
-        )
+        self.store.put({cid: replace(m, state=layout.transplant(old, m.state, blank)) for cid, m in memories.items()})
 
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
@@ -98,16 +103,22 @@ class Federation:
     ) -> None:
         """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
         memories = {
-            cid: Memory(tree_map(Tensor.cpu, state), self.store[cid].visits + 1, (kept or {}).get(cid, {}))
+            cid: Memory(
+                tree_map(Tensor.cpu, state),
+                self.store[cid].visits + 1,
+                (kept or {}).get(cid, {}),
+                self.store[cid].cost + outcome.costs[cid],
+            )
             for cid, state in outcome.states.items()
         }
+        for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
+            memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
         self._pending = _Commit(
             outcome.server,
             memories,
             dict(self.buffers if buffers is None else buffers),
             self.rounds_done + 1,
-            self.bytes_down + outcome.bytes_down,
-            self.bytes_up + outcome.bytes_up,
+            self.cost + outcome.cost,
         )
         self.settle()
 
@@ -118,7 +129,7 @@ class Federation:
         self.store.put(done.memories)
         self.server, self.buffers = done.server, done.buffers
         self.rounds_done = done.rounds_done
-        self.bytes_down, self.bytes_up = done.bytes_down, done.bytes_up
+        self.cost = done.cost
         self._pending = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +144,7 @@ class Federation:
             "store": self.store.state_dict(),
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
             "rounds_done": self.rounds_done,
-            "bytes": [self.bytes_down, self.bytes_up],
+            "cost": list(astuple(self.cost)),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -149,7 +160,7 @@ class Federation:
         self.store.load_state_dict(saved["store"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
         self.rounds_done = saved["rounds_done"]
-        self.bytes_down, self.bytes_up = saved["bytes"]
+        self.cost = Cost(*saved["cost"])
 
     def check(self, saved: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another algorithm, other clients or another model."""

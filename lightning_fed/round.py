@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, tree_map, wide
-from lightning_fed.store import ClientId
+from lightning_fed.store import ClientId, Cost
 
 Step = Callable[..., Reply[Any, Any]]
 
@@ -27,6 +27,7 @@ class Replies:
     steps: Sequence[int]
     bytes_up: Sequence[int | None]
     arrived: Sequence[bool]
+    gradients: Sequence[int]
 
     @classmethod
     def of(cls, *replies: Reply[Any, Any]) -> Replies:
@@ -38,13 +39,15 @@ class Replies:
             [reply.steps for reply in replies],
             [reply.bytes_up for reply in replies],
             [reply.arrived for reply in replies],
+            [reply.gradients for reply in replies],
         )
 
     def apart(self) -> Iterator[Reply[Any, Any]]:
         """One by one."""
         for i, state in enumerate(self.states):
             message = tree_map(lambda leaf, i=i: leaf[i], self.message)
-            yield Reply(state, message, self.x_i[i], self.losses[i], self.steps[i], self.bytes_up[i], self.arrived[i])
+            counts = self.losses[i], self.steps[i], self.bytes_up[i], self.arrived[i], self.gradients[i]
+            yield Reply(state, message, self.x_i[i], *counts)
 
 
 class Engine(Protocol):
@@ -63,9 +66,24 @@ class Outcome:
     states: dict[ClientId, Any] = field(default_factory=dict)
     local_models: dict[ClientId, Tensor] = field(default_factory=dict)
     losses: dict[ClientId, float] = field(default_factory=dict)
-    steps: dict[ClientId, int] = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    costs: dict[ClientId, Cost] = field(default_factory=dict)
+
+    @property
+    def cost(self) -> Cost:
+        """What all clients have spent together."""
+        return sum(self.costs.values(), Cost())
+
+    @property
+    def steps(self) -> dict[ClientId, int]:
+        return {cid: cost.steps for cid, cost in self.costs.items()}
+
+    @property
+    def bytes_down(self) -> int:
+        return self.cost.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        return self.cost.bytes_up
 
 
 def run_round(
@@ -112,10 +130,9 @@ def _exchange(
         states=dict(before.states),
         local_models=dict(before.local_models),
         losses=dict(before.losses),
-        steps=dict(before.steps),
-        bytes_down=before.bytes_down + len(cohort) * algorithm.bytes_down(down),
+        costs=dict(before.costs),
     )
-    total, bytes_up = None, before.bytes_up
+    bytes_down, total = algorithm.bytes_down(down), None
     arrived: list[ClientId] = []
     waiting = list(cohort)
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
@@ -125,16 +142,16 @@ def _exchange(
         total = share if total is None else add(total, share)
         whole = num_bytes(part.message) // len(ids)
         for i, cid in enumerate(ids):
-            if not part.arrived[i]:
+            here, sent, loss, steps = part.arrived[i], part.bytes_up[i], part.losses[i], part.steps[i]
+            cost = Cost(bytes_down, (whole if sent is None else sent) * here, steps, part.gradients[i])
+            outcome.costs[cid] = before.costs[cid] + cost if cid in before.costs else cost
+            if not here:
                 continue
             arrived.append(cid)
-            sent, loss, steps = part.bytes_up[i], part.losses[i], part.steps[i]
-            bytes_up += whole if sent is None else sent
             outcome.states[cid] = part.states[i]
             idle = not steps and cid in before.local_models  # only asked for something: its model is the one before
             outcome.local_models[cid] = before.local_models[cid] if idle else part.x_i[i]
             outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
-            outcome.steps[cid] = before.steps.get(cid, 0) + steps
     if waiting:
         raise ValueError(f"The engine answered for {len(cohort) - len(waiting)} of {len(cohort)} clients.")
     if not arrived:
@@ -143,7 +160,7 @@ def _exchange(
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
-    return replace(outcome, server=server, bytes_up=bytes_up)
+    return replace(outcome, server=server)
 
 
 def _stacked(*rows: Tensor) -> Tensor:

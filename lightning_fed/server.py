@@ -25,7 +25,7 @@ from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
 from lightning_fed.randomness import seed_global
 from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
-from lightning_fed.store import ClientId
+from lightning_fed.store import ClientId, Cost
 from lightning_fed.theory import dual_residual, primal_residual
 from lightning_fed.vector import average_buffers, buffers_of, clones, overwrite, parameters_of, restore_buffers
 
@@ -243,6 +243,8 @@ class FederatedServer(FederatedCallback):
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
+            "local_steps": float(federation.cost.steps),
+            "full_gradients": float(federation.cost.gradients),
             "seconds": time.monotonic() - began,
         }
         last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
@@ -296,8 +298,8 @@ class FederatedServer(FederatedCallback):
                 arrived, size = list(outcome.states), num_bytes(federation.buffers)
                 if arrived:
                     averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in arrived)
-                down, up = outcome.bytes_down + len(cohort) * size, outcome.bytes_up + len(arrived) * size
-                outcome = replace(outcome, bytes_down=down, bytes_up=up)
+                costs = {c: cost + Cost(size, size * (c in outcome.states)) for c, cost in outcome.costs.items()}
+                outcome = replace(outcome, costs=costs)
             federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
         finally:
             federation.settle()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, is_dataclass
 from typing import Any
 
 import torch
@@ -12,13 +12,32 @@ from torch import Tensor
 ClientId = int | str
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a client has spent so far: bytes received and sent, local steps, and gradients over all its data.
+
+    >>> Cost(bytes_down=8, steps=3) + Cost(bytes_down=8, bytes_up=4)
+    Cost(bytes_down=16, bytes_up=4, steps=3, gradients=0)
+    """
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    steps: int = 0
+    gradients: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        down, up = self.bytes_down + other.bytes_down, self.bytes_up + other.bytes_up
+        return Cost(down, up, self.steps + other.steps, self.gradients + other.gradients)
+
+
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """One client's memory: the algorithm's state, how often it took part, and buffers it keeps to itself."""
+    """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost."""
 
     state: Any
     visits: int = 0
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    cost: Cost = Cost()
 
 
 class MemoryStore:
@@ -59,24 +78,35 @@ class MemoryStore:
     def load_state_dict(self, saved: Mapping[ClientId, Mapping[str, Any]]) -> None:
         blank = self.fresh()
         self._memories = {
-            cid: Memory(with_tensors(blank, entry["state"]), entry["visits"], entry["buffers"])
+            cid: Memory(with_tensors(blank, entry["state"]), entry["visits"], entry["buffers"], Cost(*entry["cost"]))
             for cid, entry in saved.items()
         }
 
 
 def _entry(memory: Memory) -> dict[str, Any]:
     buffers = {name: buffer.cpu() for name, buffer in memory.buffers.items()}
-    return {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": buffers}
+    cost = list(astuple(memory.cost))
+    return {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": buffers, "cost": cost}
 
 
 def tensors_of(state: Any) -> dict[str, Tensor]:
-    """The tensors of a record by field name, on the CPU."""
-    return {name: value.detach().cpu() for name, value in vars(state).items() if isinstance(value, Tensor)}
+    """The tensors of a record by field name, on the CPU; those of a record inside it as ``inner.x_i``."""
+    return {name: value.detach().cpu() for name, value in _leaves(state).items()}
+
+
+def _leaves(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, value in vars(state).items():
+        if isinstance(value, Tensor):
+            found[prefix + name] = value
+        elif is_dataclass(value):
+            found |= _leaves(value, f"{prefix}{name}.")
+    return found
 
 
 def with_tensors(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
     """A record like ``blank`` that holds ``tensors``, on the device and in the precision of ``blank``."""
-    own = {name: value for name, value in vars(blank).items() if isinstance(value, Tensor)}
+    own = _leaves(blank)
     if own.keys() != tensors.keys():
         raise ValueError(f"{type(blank).__name__} holds {sorted(own)}, but the saved state has {sorted(tensors)}.")
     for name, value in own.items():
@@ -84,4 +114,13 @@ def with_tensors(blank: Any, tensors: Mapping[str, Tensor]) -> Any:
             raise ValueError(
                 f"{type(blank).__name__}.{name} has {tuple(value.shape)} entries, saved: {tuple(tensors[name].shape)}."
             )
-    return type(blank)(**{n: torch.as_tensor(t).to(own[n]) for n, t in tensors.items()})
+    return _filled(blank, {name: torch.as_tensor(t).to(own[name]) for name, t in tensors.items()})
+
+
+def _filled(blank: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
+    return type(blank)(
+        **{
+            name: _filled(value, tensors, f"{prefix}{name}.") if is_dataclass(value) else tensors[prefix + name]
+            for name, value in vars(blank).items()
+        }
+    )

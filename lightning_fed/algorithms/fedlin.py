@@ -87,10 +87,10 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         x_bar = client.x_bar_i if down.first else down.x_bar
         grad_i = local.gradient(x_bar)
         if down.first:
-            return Reply(ClientState(x_bar, grad_i, client.rho_i), Message(grad_i), x_bar)
+            return Reply(ClientState(x_bar, grad_i, client.rho_i), Message(grad_i), x_bar, gradients=1)
         sent = _largest(client.rho_i + grad_i, self.client_k)
         state = ClientState(x_bar, grad_i, client.rho_i + grad_i - sent.value)
-        return Reply(state, Message(sent.value), x_bar, bytes_up=sent.bits // 8)
+        return Reply(state, Message(sent.value), x_bar, bytes_up=sent.bits // 8, gradients=1)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         mean = total.sum.vector_i / total.weight

@@ -73,7 +73,8 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         fresh = local.gradient(down.x_bar) if self.option == 1 else None
         sol = local.solve(down.x_bar, linear=down.c - client.c_i)
         c_i = self._off_the_steps(client, down, sol) if fresh is None else fresh
-        return Reply(ClientState(c_i), Message(sol.x - down.x_bar, c_i - client.c_i), sol.x, sol.loss, sol.steps)
+        message = Message(sol.x - down.x_bar, c_i - client.c_i)
+        return Reply(ClientState(c_i), message, sol.x, sol.loss, sol.steps, gradients=int(fresh is not None))
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         x_bar = wide(server.x_bar) + self.server_lr * total.sum.delta_i / total.weight

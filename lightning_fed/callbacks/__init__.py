@@ -5,6 +5,7 @@ from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
 from lightning_fed.callbacks.tolerance import LocalTolerance
 
@@ -15,5 +16,6 @@ __all__ = [
     "FederatedProgressBar",
     "FinalFigure",
     "LocalTolerance",
+    "Sparsity",
     "TheoryMeter",
 ]

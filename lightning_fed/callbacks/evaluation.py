@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
@@ -27,7 +28,8 @@ class ClientEvaluation(FederatedCallback):
 
     Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), sample-weighted
     ``federated/train_loss``, ``train_accuracy``, ``test_loss`` and ``test_accuracy``; and, more rarely, a table and
-    histograms by client, with columns ``own_*`` for the client's own x_i on its own data.
+    histograms by client, with columns ``own_*`` for the client's own x_i on its own data, and the bytes it has received
+    and sent.
 
     The loss is what ``training_step`` returns in evaluation mode (``validation_step`` where optimisation is manual),
     the accuracy the first metric the step logs whose name contains "acc".
@@ -36,11 +38,19 @@ class ClientEvaluation(FederatedCallback):
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
         table_every_n_rounds: rounds between tables; there is always one at the end.
         gradient_mapping: also log the norm of the gradient mapping, which takes a gradient over all data.
+        also_after: numbers of rounds after which there is an evaluation as well, such as the first few.
     """
 
-    def __init__(self, every_n_rounds: int = 1, table_every_n_rounds: int = 10, gradient_mapping: bool = False) -> None:
+    def __init__(
+        self,
+        every_n_rounds: int = 1,
+        table_every_n_rounds: int = 10,
+        gradient_mapping: bool = False,
+        also_after: Sequence[int] = (),
+    ) -> None:
         self.every_n_rounds = every_n_rounds
         self.table_every_n_rounds = table_every_n_rounds
+        self.also_after = tuple(also_after)
         whole(self, "every_n_rounds", 1)
         whole(self, "table_every_n_rounds", 1)
         self.gradient_mapping = gradient_mapping
@@ -53,7 +63,8 @@ class ClientEvaluation(FederatedCallback):
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         done = report.round + 1
         last = done in (trainer.max_epochs, trainer.max_steps)
-        evaluate, table = (last or done % n == 0 for n in (self.every_n_rounds, self.table_every_n_rounds))
+        evaluate = last or done % self.every_n_rounds == 0 or done in self.also_after
+        table = last or done % self.table_every_n_rounds == 0
         if not evaluate and not table:
             return
         splits = evaluate_splits(trainer)
@@ -99,11 +110,14 @@ class ClientEvaluation(FederatedCallback):
         kinds = {**{split: found.by_client for split, found in splits.items()}, "own": own}
         columns = ["client", "examples", "visits"]
         columns += [f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")]
+        columns += ["bytes_down", "bytes_up", "local_steps"]
         rows = []
         for cid in federation.client_ids:
             found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
-            facts = [str(cid), trainer.datamodule.num_examples(cid), federation.store[cid].visits]
-            rows.append(facts + [value for e in found for value in (e.loss, e.accuracy)])
+            memory = federation.store[cid]
+            facts = [str(cid), trainer.datamodule.num_examples(cid), memory.visits]
+            measured = [value for e in found for value in (e.loss, e.accuracy)]
+            rows.append([*facts, *measured, memory.cost.bytes_down, memory.cost.bytes_up, memory.cost.steps])
         log_table(trainer.loggers, "clients/table", columns, rows, round)
         for i, column in enumerate(columns[2:], start=2):
             if values := [float(row[i]) for row in rows if not math.isnan(row[i])]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ PANELS = {
 
 
 class FinalFigure(pl.Callback):
-    """Keeps every metric of every round, and draws loss and accuracy by round when the fit ends.
+    """Keeps every metric of every round, and draws loss and accuracy by round and by megabytes when the fit ends.
 
     Args:
         path: PNG to write as well; loggers get the figure anyway.
@@ -66,22 +68,33 @@ class FinalFigure(pl.Callback):
         log_figure(trainer.loggers, "federated/figure", figure, int(self.history[-1]["round"]))
 
 
+def megabytes(row: dict[str, float]) -> float:
+    """What clients have received and sent up to a round; nan where nobody counted."""
+    return (row.get("federated/bytes_down", math.nan) + row.get("federated/bytes_up", math.nan)) / 1e6
+
+
 def draw(history: list[dict[str, float]], title: str | None = None) -> Figure:
-    """Curves by round of what the history knows; other metrics where there is no evaluation."""
+    """Curves of what the history knows, by round and by what was sent; other metrics where there is no evaluation."""
     from matplotlib.figure import Figure
 
     known = {name for row in history for name in row} - {"round"}
     panels = {heading: [name for name in names if name in known] for heading, names in PANELS.items()}
     panels = {heading: names for heading, names in panels.items() if names} or {"Metrics": sorted(known)[:4]}
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axes, (heading, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for name in names:
-            points = [(row["round"] + 1, row[name]) for row in history if name in row]
-            axes.plot(*zip(*points, strict=True), label=name.removeprefix("federated/").replace("_", " "))
-        axes.set(xlabel="round", title=heading)
+    by: dict[str, Callable[[dict[str, float]], float]] = {"round": lambda row: row["round"] + 1}
+    if any(megabytes(row) > 0 for row in history):
+        by["megabytes received and sent"] = megabytes
+    figure = Figure(figsize=(5 * len(panels), 3.6 * len(by)), layout="constrained")
+    grid = figure.subplots(len(by), len(panels), squeeze=False)
+    for line, (label, x) in zip(grid, by.items(), strict=True):
+        for axes, (heading, names) in zip(line, panels.items(), strict=True):
+            for name in names:
+                points = [(x(row), row[name]) for row in history if name in row]
+                axes.plot(*zip(*points, strict=True), label=name.removeprefix("federated/").replace("_", " "))
+            axes.set(xlabel=label, title=heading)
+            axes.grid(alpha=0.3)
+            axes.legend()
+    for axes in grid[0]:
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-        axes.legend()
     if title:
         figure.suptitle(title)
     return figure

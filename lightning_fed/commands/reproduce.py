@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import wandb
-from tqdm.auto import tqdm
 
 from lightning_fed.experiments import report
+from lightning_fed.experiments.drive import drive
 from lightning_fed.experiments.run import Run
 from lightning_fed.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
 from lightning_fed.tracking import AutoWandbLogger, log_figure
@@ -31,16 +28,7 @@ def main(args: list[str] | None = None) -> None:
             run.check()
     except ValueError as error:
         parser.error(str(error))
-    # Large vectors on huge pages: half the time of a step on the network, where each gradient is a new allocation.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    os.environ.setdefault("WANDB_SILENT", "true")  # it would write through the bar
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
-    try:
-        _go(everything)
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
-        print("\nInterrupted. The same command goes on from here.")
-        raise SystemExit(130) from None
+    drive(everything)
     for name, runs in experiments.items():
         _report(name, runs)
 
@@ -53,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         " W&B. An interrupted command goes on when it is given again.",
     )
     parser.add_argument("experiment", choices=("synthetic", "femnist", "all"))
-    parser.add_argument("--rounds", type=_whole, help="100 by default")
+    parser.add_argument("--rounds", type=whole_number, help="100 by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="3 rounds of 10 steps with one seed: does it all work?")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="baselines: FedAvg FedProx:mu=0.1 ...")
@@ -64,13 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", choices=("float64", "float32"), default="float64", help="in float32 two correct runs separate"
     )
-    parser.add_argument("--threads", type=_whole, help="of torch; 1 on the synthetic sets")
+    parser.add_argument("--threads", type=whole_number, help="of torch; 1 on the synthetic sets")
     parser.add_argument("--keep-checkpoints", action="store_true", help="to go on with more rounds later")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     return parser
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
+    """A number of rounds or threads, for argparse."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
     return int(text)
@@ -99,22 +88,13 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
     ]
 
 
-def _go(runs: Sequence[Run]) -> None:
-    """Run what is not there yet, under one bar that counts rounds."""
-    total = sum(run.rounds for run in runs)
-    done = sum(run.rounds if run.done else run.resumes_at() for run in runs)
-    with tqdm(total=total, initial=done, unit=" rounds", bar_format=_BAR, smoothing=0.05) as bar:
-        for run in runs:
-            if not run.done:
-                bar.set_description_str(f"{run.setting.name} {run.label} seed {run.seed}")
-                run.go(lambda step: bar.update(min(step, bar.total - bar.n)))  # thirds do not add up to one
-
-
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
-
-
 def _report(name: str, runs: Sequence[Run]) -> None:
-    settings = report.by_setting(runs)
+    for run in runs:
+        if run.diverged:
+            print(f"\n{run.setting.name} {run.label} seed {run.seed} diverged: {run.diverged}")
+    settings = report.grouped([run for run in runs if run.history() and not run.diverged])
+    if not settings:
+        return
     for algorithms in settings.values():
         facts = next(iter(algorithms.values()))[0].facts()
         print(f"\n{facts['data']}, {facts['dtype']}, seeds {sorted({run.seed for run in runs})}")

@@ -105,6 +105,7 @@ def all_at_once(step: Step, states: Sequence[Any], down: Broadcast, local: Toget
         [said[0].steps] * len(states),
         [said[0].bytes_up] * len(states),
         [said[0].arrived] * len(states),
+        [said[0].gradients] * len(states),
     )
 
 

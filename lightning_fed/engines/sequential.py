@@ -26,6 +26,10 @@ class ClientError(RuntimeError):
     """A client's training failed; the message names round and client, the cause is chained."""
 
 
+class DivergenceError(ClientError):
+    """A client's loss or model is not finite."""
+
+
 class SequentialEngine:
     """Asks the clients of a cohort one after another, in the trainer's own module.
 
@@ -75,7 +79,8 @@ class SequentialEngine:
         try:
             yield
         except Exception as error:
-            raise ClientError(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
+            kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
+            raise kind(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
 
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
@@ -96,7 +101,7 @@ class SequentialEngine:
             for optimizer in self.loop.trainer.optimizers
             for group in optimizer.param_groups
         ]
-        raise ClientError(
+        raise DivergenceError(
             f"{self._where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
             f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"
             " clip gradients, or look at this client's data."

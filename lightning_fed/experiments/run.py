@@ -19,8 +19,9 @@ import wandb
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from lightning_fed.algorithms import Algorithm
-from lightning_fed.callbacks import FederatedCallback, FinalFigure
+from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
 from lightning_fed.core import Reply, hyper_parameters
+from lightning_fed.engines import DivergenceError
 from lightning_fed.experiments.settings import Dtype, Setting
 from lightning_fed.server import FederatedServer
 from lightning_fed.tracking import AutoWandbLogger
@@ -36,10 +37,13 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Run:
-    """An algorithm on a setting, with one seed.
+    """An algorithm on a setting, with one seed; with everybody in every round where the algorithm needs that.
 
     Args:
         label: of the algorithm, for folders and figures.
+        experiment: that the run is part of, for W&B.
+        evaluate_every: rounds between evaluations; the last one is evaluated too.
+        evaluate_also: further rounds, such as the first few.
         threads: of torch, for this run; None leaves them as they are.
         keep_checkpoint: also after the last round, to go on with more rounds one day.
     """
@@ -54,6 +58,14 @@ class Run:
     dtype: Dtype = "float64"
     threads: int | None = None
     keep_checkpoint: bool = False
+    experiment: str = "reproduce"
+    evaluate_every: int = 1
+    evaluate_also: tuple[int, ...] = ()
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients per round; None for everybody."""
+        return None if self.algorithm.everybody else CLIENTS_PER_ROUND
 
     @property
     def folder(self) -> Path:
@@ -74,7 +86,12 @@ class Run:
 
     @property
     def done(self) -> bool:
-        return len(self.history()) >= self.rounds
+        return self.diverged is not None or len(self.history()) >= self.rounds
+
+    @property
+    def diverged(self) -> str | None:
+        """Where and how, if it has; the metrics then end before."""
+        return self.facts().get("diverged")
 
     def resumes_at(self) -> int:
         """Rounds that need not be run again."""
@@ -94,7 +111,7 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def go(self, tick: Callable[[float], None] = lambda rounds: None) -> None:
-        """Run what is missing of it; ``tick`` is told about fractions of rounds as they pass."""
+        """Run what is missing of it, or until it diverges; ``tick`` is told about fractions of rounds as they pass."""
         self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.threads is not None:
@@ -103,7 +120,8 @@ class Run:
         data = self.setting.data(self.seed, self.dtype)
         data.prepare_data()
         data.setup("fit")
-        self._write_facts({**self._settings(), "data": data.description or self.setting.name})
+        facts = {**self._settings(), "data": data.description or self.setting.name}
+        self._write_facts(facts)
         figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
         trainer = pl.Trainer(
             max_epochs=self.rounds,
@@ -112,8 +130,9 @@ class Run:
             logger=self._logger(),
             callbacks=[
                 FederatedServer(
-                    self.algorithm, clients_per_round=CLIENTS_PER_ROUND, local_steps=self.local_steps, seed=self.seed
+                    self.algorithm, clients_per_round=self.cohort, local_steps=self.local_steps, seed=self.seed
                 ),
+                ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
                 figure,
                 Recorder(self, figure, tick),
                 ModelCheckpoint(
@@ -133,9 +152,11 @@ class Run:
             trainer.fit(
                 self.setting.model(), datamodule=data, ckpt_path=self.checkpoint if self.checkpoint.exists() else None
             )
+        except DivergenceError as error:
+            self._write_facts({**facts, "diverged": str(error)})
         finally:
             wandb.finish()
-        if self.keep_checkpoint:
+        if self.keep_checkpoint and not self.diverged:
             trainer.save_checkpoint(self.checkpoint)
         else:
             self.checkpoint.unlink(missing_ok=True)
@@ -180,7 +201,7 @@ class Run:
 
     def _logger(self) -> AutoWandbLogger:
         name = f"{self.setting.name} {self.label} seed {self.seed}"
-        return AutoWandbLogger(name=name, group=f"reproduce {self.setting.name}", save_dir=str(self.folder))
+        return AutoWandbLogger(name=name, group=f"{self.experiment} {self.setting.name}", save_dir=str(self.folder))
 
 
 class Recorder(FederatedCallback):
@@ -192,7 +213,7 @@ class Recorder(FederatedCallback):
     def on_client_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
     ) -> None:
-        self.tick(1 / visit.cohort)
+        self.tick(1 / (visit.cohort * self.run.algorithm.exchanges_per_round))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = len(self.figure.history)

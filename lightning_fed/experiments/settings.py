@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 
-from lightning_fed import algorithms
-from lightning_fed.algorithms import Algorithm
+from lightning_fed import algorithms, transforms
+from lightning_fed.algorithms import Algorithm, Compressed
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.datamodules import FEMNIST, Synthetic
 from lightning_fed.datamodules.femnist import npz
 from lightning_fed.models import MLP, FemnistCNN
+from lightning_fed.transforms import Compose, Transform
 
 CLIENTS, BATCH_SIZE, LR = 30, 2, 0.01
 
@@ -65,26 +67,51 @@ def femnist(path: Path | None = None) -> Setting:
 
 
 def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
-    """An algorithm by its name, with other hyper-parameters than its own after a colon.
+    """An algorithm by its name, with other hyper-parameters than its own after a colon, and its uploads transformed.
 
     >>> parse_algorithm("FedProx:mu=0.5")
     FedProx(server_lr=1.0, weights='samples', stragglers=0.0, mu=0.5)
+    >>> parse_algorithm("FedAvg+Quantize:levels=4").transform
+    Quantize(levels=4, per='vector')
     """
-    name, _, rest = text.partition(":")
-    known: dict[str, type[Algorithm]] = {  # type: ignore[type-arg]
-        name: getattr(algorithms, name) for name in algorithms.__all__ if name != "Algorithm"
+    name, *through = re.split(r"\+(?=[A-Za-z])", text)
+    algorithm: Algorithm = _build("algorithm", name, _classes(algorithms, Algorithm, but=Compressed))  # type: ignore[type-arg]
+    steps = [_build("transform", step, _classes(transforms, Transform, but=Compose)) for step in through]
+    if not steps:
+        return algorithm
+    return Compressed(algorithm, steps[0] if len(steps) == 1 else Compose(steps))
+
+
+def _classes(module: Any, base: type, but: type) -> dict[str, type]:
+    """The classes of a kind that can be built from numbers and words alone."""
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind not in (base, but)
     }
+
+
+def _build(what: str, text: str, known: Mapping[str, type]) -> Any:
+    name, _, rest = text.partition(":")
     if name not in known:
-        raise ValueError(f"There is no algorithm {name!r}. Choose from {', '.join(sorted(known))}.")
+        raise ValueError(f"There is no {what} {name!r}. Choose from {', '.join(sorted(known))}.")
+    parameters = inspect.signature(known[name]).parameters
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
     for key, equals, _ in pairs:
-        if not equals or key not in inspect.signature(known[name]).parameters:
+        if not equals or key not in parameters:
             raise ValueError(f"{name} has no hyper-parameter {key!r}. It takes {inspect.signature(known[name])}.")
-    return known[name](**{key: _value(value) for key, _, value in pairs})
+    given = {key: _value(value) for key, _, value in pairs}
+    missing = [key for key, p in parameters.items() if p.default is inspect.Parameter.empty and key not in given]
+    if missing:
+        raise ValueError(f"{name} needs {missing[0]!r}, for instance {name}:{missing[0]}=10; got {text!r}.")
+    return known[name](**given)
 
 
-def _value(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

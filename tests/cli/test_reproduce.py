@@ -58,6 +58,10 @@ def test_fedadmm_and_feddr_are_one_run_to_rounding_and_all_of_it_is_written(caps
     printed = capsys.readouterr().out
     assert "max |x_bar(FedADMM) - x_bar(FedDR)|" in printed
     assert "largest difference: objective" in printed
+    scalars = 60 * 32 + 32 + 32 * 10 + 10  # each of them 8 bytes, ten clients, there and back
+    sent = [2 * 10 * 8 * scalars * k for k in (1, 2, 3)]
+    assert [int(row["bytes_down"]) + int(row["bytes_up"]) for row in table if row["algorithm"] == "FedAvg"] == sent
+    assert f"{sent[-1] / 1e6:11.4g}" in next(line for line in printed.splitlines() if line.startswith("    3  FedAvg"))
     summary = read_run(out / "wandb")
     assert "reproduce/synthetic" in summary.history[-1]
     run = read_run(out / "synthetic-(1,1)" / "FedDR" / "seed_0")
@@ -73,6 +77,26 @@ def test_the_gap_is_the_largest_entry_of_the_difference() -> None:
         for k in (1, 2, 3):
             run.record([{"round": i} for i in range(k)], np.array([1.0, 2.0 + k * shift]))
     assert report.gaps([one], [other]) == pytest.approx({1: 3e-9, 2: 6e-9, 3: 9e-9}, rel=1e-6)
+
+
+def test_curves_by_megabytes_end_at_what_was_sent() -> None:
+    run = small_run()
+    run.folder.mkdir(parents=True)
+    sent = {"federated/bytes_down": 3e6, "federated/bytes_up": 1e6}
+    run.record([{"round": 0}, {"round": 1, "federated/test_accuracy": 0.5, "federated/objective": 2.0, **sent}], None)
+    axes = report.figure({"x": {"FedADMM": [run]}}).axes
+    found = {(a.get_title(), a.get_xlabel()): [line.get_xydata().tolist() for line in a.get_lines()] for a in axes}
+    assert found["test accuracy", "round"] == [[[2.0, 0.5]]]
+    assert found["test accuracy", "megabytes received and sent"] == [[[4.0, 0.5]]]
+    assert found["objective", "megabytes received and sent"] == [[[4.0, 2.0]]]
+    assert found["train accuracy", "round"] == []
+
+
+def test_a_baseline_that_diverges_is_told_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*SMALL, "--also", "FedAvg:server_lr=1e300"])
+    printed = capsys.readouterr().out
+    assert "synthetic-(1,1) FedAvg:server_lr=1e300 seed 0 diverged: round 1, client" in printed
+    assert "    3  FedDR " in printed
 
 
 def test_an_interrupted_command_goes_on_and_ends_as_if_it_had_not_been(
@@ -134,7 +158,7 @@ def test_a_folder_with_other_settings_is_refused_before_anything_runs(capsys: py
     [
         (["--also", "FedMagic"], "There is no algorithm 'FedMagic'"),
         (["--also", "FedProx:nu=1"], "FedProx has no hyper-parameter 'nu'"),
-        (["--also", "FedProx:mu=-1"], "FedProx.mu must be non-negative, got -1.0"),
+        (["--also", "FedProx:mu=-1"], "FedProx.mu must be non-negative, got -1"),
         (["--rounds", "0"], "must be a whole number >= 1"),
         (["--seeds", "x"], "invalid int value"),
     ],

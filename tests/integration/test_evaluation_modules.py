@@ -93,6 +93,7 @@ def test_data_without_anything_held_out_are_measured_on_training_data(tmp_path: 
         assert set(row) == {
             *("step", "client", "examples", "visits"),
             *("train_loss", "train_accuracy", "own_loss", "own_accuracy"),
+            *("bytes_down", "bytes_up", "local_steps"),
         }
         if row["client"] in witness.x_i[-1]:
             own = measured(Net(), witness.x_i[-1][row["client"]], data.client_dataset(row["client"]))

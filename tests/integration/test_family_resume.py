@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import (
     Algorithm,
+    Compressed,
+    FedADMM,
     FedAvg,
     FedDRII,
     FedDualAvg,
     FedDyn,
     FedLin,
     FedMid,
+    FedPAQ,
     FedPD,
     FedSplit,
     ParallelDRS,
@@ -28,6 +32,8 @@ from lightning_fed.algorithms import (
 )
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.prox import L1
+from lightning_fed.store import tensors_of
+from lightning_fed.transforms import TopK
 
 FAMILY = [
     ParallelDRS(alpha=1.5, weights="samples"),
@@ -44,6 +50,9 @@ FAMILY = [
     FedLin(client_k=10, server_k=20),
     FedMid(g=L1(1e-3)),
     FedDualAvg(g=L1(1e-3)),
+    FedPAQ(),
+    Compressed(FedADMM(), TopK(10)),
+    Compressed(FedAvg(), TopK(10), feedback=True),
 ]
 
 
@@ -72,8 +81,9 @@ def run(algorithm: Algorithm, *callbacks: pl.Callback, ckpt_path: Any = None) ->
     found = {f"model {name}": value for name, value in module.state_dict().items()}
     found |= {f"server {name}": value for name, value in vars(federation.server).items()}
     for cid in sorted(federation.store, key=str):
-        found |= {f"{cid} {name}": value for name, value in vars(federation.store[cid].state).items()}
-    found["traffic"] = torch.tensor([federation.bytes_down, federation.bytes_up, federation.rounds_done])
+        found |= {f"{cid} {name}": value for name, value in tensors_of(federation.store[cid].state).items()}
+        found[f"{cid} cost"] = torch.tensor(astuple(federation.store[cid].cost))
+    found["cost"] = torch.tensor([*astuple(federation.cost), federation.rounds_done])
     return {name: value.clone() for name, value in found.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def everything(trainer: pl.Trainer, module: pl.LightningModule, server: Federate
         memory = federation.store[cid]
         found |= {f"{cid} {name}": value for name, value in vars(memory.state).items()}
         found |= {f"{cid} buffer {name}": value for name, value in memory.buffers.items()}
-        found[f"{cid} visits"] = torch.tensor(memory.visits)
+        found[f"{cid} visits and cost"] = torch.tensor([memory.visits, *astuple(memory.cost)])
     for i, optimizer in enumerate(trainer.optimizers):
         found[f"lr {i}"] = torch.tensor([float(group["lr"]) for group in optimizer.param_groups])
     found["counters"] = torch.tensor(

@@ -177,7 +177,7 @@ def test_the_table_has_a_row_for_every_client(tracked: Tracked) -> None:
     assert step == ROUNDS - 1
     assert columns == ["client", "examples", "visits"] + [
         f"{model}_{what}" for model in ("train", "test", "own") for what in ("loss", "accuracy")
-    ]
+    ] + ["bytes_down", "bytes_up", "local_steps"]
     assert [row[0] for row in rows] == tracked.data.client_ids
     assert [row[1] for row in rows] == [len(tracked.data.client_dataset(cid)) for cid in tracked.data.client_ids]
     counts = [sum(cid in cohort for cohort in tracked.witness.cohorts) for cid in tracked.data.client_ids]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+
+from lightning_fed.callbacks.base import FederatedCallback
+from lightning_fed.prox.patterns import check_patterns, matching
+from lightning_fed.prox.selective import Patterns
+
+if TYPE_CHECKING:
+    from lightning_fed.server import RoundReport
+
+
+class Sparsity(FederatedCallback):
+    """Logs after every round how much of the server's model is zero, exactly: what a ``g`` such as `GroupLasso` leaves.
+
+    ``sparsity/zeros`` is the share of zero parameters; ``sparsity/conv1.weight`` that of one tensor, and
+    ``sparsity/conv1.weight/filters`` the number of its filters (or rows: whatever belongs to one index of the first
+    dimension) that are zero as a whole.
+
+    Args:
+        on: patterns of the trainable parameters that count, as a ``g`` takes them; all by default.
+    """
+
+    def __init__(self, on: Patterns = None) -> None:
+        self.on = check_patterns(self, on)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.chosen(pl_module)
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
+        self.log_round(self.measure(module))
+
+    def measure(self, module: nn.Module) -> dict[str, float]:
+        """Everything that is logged of a model."""
+        chosen = self.chosen(module)
+        entries = sum(p.numel() for p in chosen.values())
+        found = {"sparsity/zeros": sum(int((p == 0).sum()) for p in chosen.values()) / entries}
+        for name, p in chosen.items():
+            found[f"sparsity/{name}"] = float((p == 0).double().mean())
+            if p.ndim > 1:
+                found[f"sparsity/{name}/filters"] = float((p == 0).flatten(1).all(1).sum())
+        return found
+
+    def chosen(self, module: nn.Module) -> dict[str, Tensor]:
+        """The parameters that count, by name."""
+        trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        return {name: trainable[name] for name in matching(self, self.on or "*", list(trainable))}
