@@ -122,12 +122,14 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         centre = x_0i - self.eta_hat * client.lam_i
         start = start_point(self.start, own=client.x_i, server=x_0i, centre=centre)
         ask = partial(local.solve, start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
-        sol = ask() if self.oracle == "I" else ask(estimate=local.gradient(start) if down.refresh else client.v_i)
+        refresh = self.oracle == "II" and bool(down.refresh)
+        sol = ask() if self.oracle == "I" else ask(estimate=local.gradient(start) if refresh else client.v_i)
         lam_i = client.lam_i + (sol.x - x_0i) / self.eta_hat
         x_0i = sol.x + self.eta_hat * lam_i
         message = Message(x_0i if down.exchange else x_0i[..., :0])
         v_i = client.v_i if sol.estimate is None else sol.estimate
-        return Reply(ClientState(sol.x, lam_i, x_0i, v_i), message, sol.x, sol.loss, sol.steps)
+        state = ClientState(sol.x, lam_i, x_0i, v_i)
+        return Reply(state, message, sol.x, sol.loss, sol.steps, gradients=int(refresh))
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         exchange = self.exchanges(int(server.round))

@@ -71,6 +71,7 @@ def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
             experiment="compare",
             evaluate_every=asked.evaluate_every,
             evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
+            compile=not asked.quick,  # each run is short, but they share what is compiled
         )
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)
         for s in asked.sets

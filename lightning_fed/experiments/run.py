@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -45,6 +45,7 @@ class Run:
         evaluate_every: rounds between evaluations; the last one is evaluated too.
         evaluate_also: further rounds, such as the first few.
         threads: of torch, for this run; None leaves them as they are.
+        compile: local steps, as in ``FederatedServer``.
         keep_checkpoint: also after the last round, to go on with more rounds one day.
     """
 
@@ -61,6 +62,7 @@ class Run:
     experiment: str = "reproduce"
     evaluate_every: int = 1
     evaluate_also: tuple[int, ...] = ()
+    compile: bool | Literal["auto"] = "auto"
 
     @property
     def cohort(self) -> int | None:
@@ -130,7 +132,11 @@ class Run:
             logger=self._logger(),
             callbacks=[
                 FederatedServer(
-                    self.algorithm, clients_per_round=self.cohort, local_steps=self.local_steps, seed=self.seed
+                    self.algorithm,
+                    clients_per_round=self.cohort,
+                    local_steps=self.local_steps,
+                    seed=self.seed,
+                    compile=self.compile,
                 ),
                 ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
                 figure,
