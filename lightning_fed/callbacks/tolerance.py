@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LocalTolerance(FederatedCallback):
     """Tells how local work ended under ``FederatedServer(local_tolerance=...)``, which adds it by itself.
 
-    Logs ``federated/local_steps`` (mean over the cohort), ``federated/local_residual`` (the largest norm of a local
+    Logs ``federated/steps_by_client`` (mean over the cohort), ``federated/local_residual`` (the largest norm of a local
     problem's gradient where work ended) and ``federated/unreached`` (clients that ran out of steps before the tolerance
     held), and warns the first time that somebody did.
     """
@@ -55,7 +55,7 @@ class LocalTolerance(FederatedCallback):
         unreached = sum(residual > limit for _, residual, limit in self._visits.values())
         self.log_round(
             {
-                "federated/local_steps": sum(steps) / len(steps),
+                "federated/steps_by_client": sum(steps) / len(steps),
                 "federated/local_residual": max(residuals),
                 "federated/unreached": float(unreached),
             }

@@ -73,7 +73,7 @@ def test_fedavg_drops_exactly_those_whose_partial_work_fedprox_keeps():
     finished = [i for i in everybody if kept.steps[i] == STEPS]
     assert 5 < len(finished) < 25
     assert all(1 <= kept.steps[i] < STEPS for i in everybody if i not in finished)
-    assert list(dropped.states) == list(dropped.steps) == list(dropped.local_models) == finished
+    assert list(dropped.states) == list(dropped.local_models) == finished
     assert (dropped.bytes_down, dropped.bytes_up) == (30 * 16, len(finished) * 16)
     for i in finished:
         assert torch.equal(kept.local_models[i], dropped.local_models[i])
@@ -109,7 +109,7 @@ def test_a_client_whose_second_reply_is_lost_still_counts_in_the_first_exchange(
     done = Federation(Twice(), CLIENTS, X0, GradientDescent(STEPS, LR)).outcome([0, 1, 2])
     first = (5 * descended(CLIENTS[0], X0) + 3 * descended(CLIENTS[1], X0) + 2 * descended(CLIENTS[2], X0)) / 10
     close(done.server.x_bar, (5 * descended(CLIENTS[0], first) + 2 * descended(CLIENTS[2], first)) / 7, 1e-14)
-    assert done.steps == {0: 2 * STEPS, 1: STEPS, 2: 2 * STEPS}
+    assert done.steps == dict.fromkeys(range(3), 2 * STEPS)  # what is lost was work all the same
 
 
 def test_a_fit_does_without_stragglers_and_without_their_buffers():

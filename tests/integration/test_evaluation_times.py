@@ -65,7 +65,8 @@ def test_evaluation_can_be_switched_off(tmp_path: Path) -> None:
     trainer = quiet_trainer(server(evaluate_every=0), 2, logger=CSVLogger(tmp_path, "csv"))
     trainer.fit(Net(), datamodule=classification())
     assert not any("objective" in name or "accuracy" in name for name in trainer.callback_metrics)
-    assert "federated/primal_residual" in trainer.callback_metrics
+    assert "federated/primal_residual" not in trainer.callback_metrics
+    assert "federated/dual_residual" in trainer.callback_metrics
     assert not (tmp_path / "csv" / "version_0" / "clients_table.csv").exists()
 
 

@@ -163,7 +163,7 @@ def test_a_round_costs_as_many_models_as_the_table_says(algorithm: Algorithm, do
 
 
 def test_the_local_models_of_a_round_with_two_exchanges_are_those_of_its_local_steps() -> None:
-    server = FederatedServer(FedLin(), local_steps=2, evaluate_every=0)
+    server = FederatedServer(FedLin(), local_steps=2)
     quiet_trainer(server, 1).fit(LeastSquares(D, LR), datamodule=least_squares()[0])
     assert server.report is not None
     assert server.report.metrics["primal_residual"] > 1e-3

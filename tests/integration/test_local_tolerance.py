@@ -98,7 +98,7 @@ def test_a_tolerance_never_reached_changes_nothing_but_the_log() -> None:
     known = {name: value for name, value in more.items() if name in metrics and "seconds" not in name}
     assert known == {name: value for name, value in metrics.items() if "seconds" not in name}
     new = {name.split("/")[1]: value for name, value in more.items() if name not in metrics}
-    assert new.keys() == {"local_steps", "local_residual", "unreached"}
+    assert new.keys() == {"steps_by_client", "local_residual", "unreached"}
     assert new["unreached"] == 2
     assert new["local_residual"] > 0
 
@@ -109,7 +109,7 @@ def test_a_model_that_is_good_enough_is_not_touched() -> None:
     trainer = quiet_trainer(FederatedServer(FedAvg(), local_epochs=3, local_tolerance=1e6), 2)
     trainer.fit(module, datamodule=least_squares()[0])
     assert torch.equal(x_of(module), x0)
-    assert metrics_of(trainer)["federated/local_steps"] == 0
+    assert metrics_of(trainer)["federated/steps_by_client"] == 0
 
 
 def test_what_was_asked_is_known_after_a_visit() -> None:
