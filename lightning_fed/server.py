@@ -287,6 +287,7 @@ class FederatedServer(FederatedCallback):
         workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
         engine = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
         stacked = self._choice.stacked(trainer, self, federation.layout, cohort) if cohort else None
+        loop.layers = self._choice.layers(trainer, self, federation.layout, cohort) if cohort else ()
         try:
             self._workspace = workspace
             vars(trainer.strategy)["lightning_module_state_dict"] = (

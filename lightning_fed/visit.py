@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
+from torch import nn
 
 from lightning_fed._compat import (
     SIGTERMException,
@@ -21,6 +22,7 @@ from lightning_fed._compat import (
 )
 from lightning_fed.callbacks.base import listening
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.fused import FusedStep, is_possible
 from lightning_fed.lean import LeanStep, why_not
 from lightning_fed.randomness import derive_seed, seed_global
 from lightning_fed.store import ClientId
@@ -95,6 +97,7 @@ class ClientLoop(_Loop):
         self.server = server
         self.question: AugmentedGradient | None = None
         self.stepping = True
+        self.layers: Sequence[nn.Linear] = ()  # whose weights' gradients need not be formed
         self._lean: LeanStep | None = None
 
     @property
@@ -106,8 +109,7 @@ class ClientLoop(_Loop):
         module = self.trainer.lightning_module
         self.question = question
         self._wants_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        lean = why_not(self.trainer, self.server) is None
-        self._lean = LeanStep(self.trainer, question, self._wants_index) if lean else None
+        self._lean = self._step_without_hooks(question)
         listeners = listening(self.trainer, "on_client_step")
         visit.step, visit.loss = 0, None
         total, examples = None, 0
@@ -134,6 +136,13 @@ class ClientLoop(_Loop):
                 " rate, clip gradients, or look at this client's data."
             )
         return mean, visit.step
+
+    def _step_without_hooks(self, question: AugmentedGradient) -> LeanStep | None:
+        if why_not(self.trainer, self.server) is not None:
+            return None
+        if question.plain and is_possible(self.trainer):
+            return FusedStep(self.trainer, question, self._wants_index, self.layers)
+        return LeanStep(self.trainer, question, self._wants_index)
 
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
         """Batches of the local epochs: index in its epoch, whether a step is due after it at the latest, batch."""

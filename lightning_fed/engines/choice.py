@@ -17,6 +17,7 @@ from torch import Tensor, nn, optim
 from lightning_fed.attributes import changed, remember, restore
 from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.engines.fusing import layers_without_gradients
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import Notes, UnfitError
 from lightning_fed.local.plan import Blocks, Plan
@@ -187,6 +188,7 @@ class Choice:
     def __init__(self, asked: str, compile: bool | Literal["auto"]) -> None:
         self.asked, self.compile = asked, compile
         self._decided: tuple[Layout, StackedLocal | None] | None = None
+        self._layers: tuple[Layout, list[nn.Linear]] | None = None
 
     def stacked(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
@@ -217,6 +219,14 @@ class Choice:
             raise ValueError(f'engine="vectorized" is impossible here: {reason}. Use engine="auto".')
         rank_zero_info(f"Clients are trained one by one: {reason}.")
         return None
+
+    def layers(
+        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
+    ) -> list[nn.Linear]:
+        """The layers whose weights' gradients need not be formed."""
+        if self._layers is None or self._layers[0] != layout:
+            self._layers = layout, layers_without_gradients(trainer, server, layout, cohort)
+        return self._layers[1]
 
     def _pays(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: int) -> bool:
         """Whether compiling should save more than it takes, by the run's size: a clock would make equal runs differ."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fed._compat import collect_rng_states
@@ -54,6 +54,16 @@ class AugmentedGradient:
         parts = {} if constant is None else layout.split(constant)
         self._constants = {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
 
+    @property
+    def plain(self) -> bool:
+        """Whether steps are gradient steps on the question, and nothing else."""
+        return self._after_step is None and self._evaluate_at is None and self.estimate is None
+
+    def pulls(self, params: list[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
+        """Points that the penalty draws ``params`` to, or else, without a penalty, their linear terms."""
+        constants = [self._constants[id(p)] for p in params if id(p) in self._constants]
+        return ([c / -self.rho for c in constants], []) if self.rho else ([], constants)
+
     def before_batch(self, batch: Any, batch_idx: int) -> None:
         """Where gradients are taken elsewhere, the module goes there until the step."""
         if self.estimate is not None:
@@ -99,18 +109,22 @@ class AugmentedGradient:
         if not self._constants or not self._stepping:
             return
         params = [p for p in params if id(p) in self._constants]
+        check_dense(params)
         for p in params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            elif p.grad.layout is not torch.strided:
-                raise TypeError(
-                    "Sparse gradients cannot carry the augmented Lagrangian: every entry gets a gradient."
-                    " Build the embedding with sparse=False."
-                )
         grads = [p.grad for p in params]
         if self.rho:
             torch._foreach_add_(grads, params, alpha=self.rho)
         torch._foreach_add_(grads, [self._constants[id(p)] for p in params])
+
+
+def check_dense(params: list[nn.Parameter]) -> None:
+    if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
+        raise TypeError(
+            "Sparse gradients cannot carry the augmented Lagrangian: every entry gets a gradient."
+            " Build the embedding with sparse=False."
+        )
 
 
 class ModuleLocal:
