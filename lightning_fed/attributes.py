@@ -10,6 +10,9 @@ from torch import Tensor, nn
 #: a module's parameters, buffers, parts and hooks
 _BOOKKEEPING = frozenset(vars(nn.Module()))
 
+#: what Lightning notes in a module
+_LIGHTNINGS_OWN = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
+
 #: every attribute with a copy of what it holds, where that could be changed in place
 Attributes = dict[str, tuple[Any, Any]]
 
@@ -41,11 +44,12 @@ def restore(module: nn.Module, remembered: Attributes) -> None:
 
 
 def changed(module: nn.Module, remembered: Attributes) -> str | None:
-    """The name of an attribute that is not what it was; None if all are."""
+    """The name of an attribute that is not what it was; None if all are. Lightning's own books do not count."""
     for key, (value, copy) in remembered.items():
-        if vars(module).get(key) is not value or (copy is not None and not _same(value, copy)):
+        same = vars(module).get(key) is value and (copy is None or _same(value, copy))
+        if not same and key not in _LIGHTNINGS_OWN:
             return key
-    return min(vars(module).keys() - remembered.keys() - _BOOKKEEPING, default=None)
+    return min(vars(module).keys() - remembered.keys() - _BOOKKEEPING - _LIGHTNINGS_OWN, default=None)
 
 
 def _same(value: Any, copy: Any) -> bool:

@@ -40,7 +40,7 @@ class _Linear(torch.autograd.Function):
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = slope.reshape(-1, slope.shape[-1])

@@ -16,7 +16,6 @@ from lightning_fed.checks import check_optimizers, check_setup, check_tolerance
 from lightning_fed.core import Algorithm, num_bytes
 from lightning_fed.engines.choice import Choice
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.tolerance import Tolerance, as_tolerance
@@ -72,6 +71,7 @@ class FederatedServer(FederatedCallback):
         engine: ``sequential`` trains clients one by one, ``vectorized`` side by side as one stack of models, ``auto``
             side by side where that is faster and the module allows it.
         compile: compile the steps of a stack; ``auto`` if the run is long enough to pay for it.
+        workers: processes that share the clients which are trained one by one, each with one thread.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class FederatedServer(FederatedCallback):
         figure: bool = True,
         engine: EngineName = "auto",
         compile: bool | Literal["auto"] = "auto",
+        workers: int = 1,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
@@ -105,7 +106,8 @@ class FederatedServer(FederatedCallback):
             whole(self, name, 1, optional=True)
         whole(self, "evaluate_every", 0)
         one_of(self, "buffers", ("average", "server", "local"))
-        self.engine, self.compile = engine, compile
+        self.engine, self.compile, self.workers = engine, compile, workers
+        whole(self, "workers", 1)
         one_of(self, "engine", ("auto", "sequential", "vectorized"))
         one_of(self, "compile", ("auto", True, False))
         if local_steps is None and local_epochs is None:
@@ -126,7 +128,7 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._workspace: Workspace | None = None
         self._restored: dict[str, Any] | None = None
-        self._choice = Choice(self.engine, self.compile)
+        self._choice = Choice(self.engine, self.compile, self.workers)
 
     @property
     def rounds_done(self) -> int:
@@ -285,23 +287,22 @@ class FederatedServer(FederatedCallback):
         assert federation is not None
         keep = federation.store if self.buffers == "local" else None
         workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
-        engine = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
-        stacked = self._choice.stacked(trainer, self, federation.layout, cohort) if cohort else None
-        loop.layers = self._choice.layers(trainer, self, federation.layout, cohort) if cohort else ()
+        alone = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
+        engine = self._choice.engine(alone, federation.layout, cohort)
         try:
             self._workspace = workspace
             vars(trainer.strategy)["lightning_module_state_dict"] = (
                 workspace.state_dict
             )  # saves hold the server's weights
-            outcome = federation.play(cohort, engine if stacked is None else VectorizedEngine(engine, stacked))
+            outcome = federation.play(cohort, engine)
             averaged = None
             if self.buffers == "average" and cohort and federation.buffers:
                 arrived, size = list(outcome.states), num_bytes(federation.buffers)
                 if arrived:
-                    averaged = average_buffers((federation.weights[cid], engine.buffers[cid]) for cid in arrived)
+                    averaged = average_buffers((federation.weights[cid], alone.buffers[cid]) for cid in arrived)
                 costs = {c: cost + Cost(size, size * (c in outcome.states)) for c, cost in outcome.costs.items()}
                 outcome = replace(outcome, costs=costs)
-            federation.commit(outcome, averaged, engine.buffers if keep is not None else None)
+            federation.commit(outcome, averaged, alone.buffers if keep is not None else None)
         finally:
             federation.settle()
             vars(trainer.strategy).pop("lightning_module_state_dict", None)

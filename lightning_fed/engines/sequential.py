@@ -62,6 +62,12 @@ class SequentialEngine:
             yield self.visit(step, state, down, visit)
 
     def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
+        """One client's answer, of which callbacks are told."""
+        reply = self.answer(step, state, down, visit)
+        notify(self.loop.trainer, "on_client_end", visit, reply)
+        return reply
+
+    def answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
         """One client's answer; errors name it."""
         cid = visit.client
         self.workspace.reset(self._own_buffers(cid))
@@ -70,7 +76,6 @@ class SequentialEngine:
         self.check(cid, reply)
         if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
             self.buffers[cid] = clones(buffers_of(self.workspace.module))
-        notify(self.loop.trainer, "on_client_end", visit, reply)
         return reply
 
     @contextmanager
@@ -80,7 +85,7 @@ class SequentialEngine:
             yield
         except Exception as error:
             kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
-            raise kind(f"{self._where(cid)}: {type(error).__name__}: {error}") from error
+            raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}") from error
 
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
@@ -102,10 +107,11 @@ class SequentialEngine:
             for group in optimizer.param_groups
         ]
         raise DivergenceError(
-            f"{self._where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
+            f"{self.where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
             f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"
             " clip gradients, or look at this client's data."
         )
 
-    def _where(self, cid: ClientId) -> str:
+    def where(self, cid: ClientId) -> str:
+        """How messages begin."""
         return f"round {self.round}, client {cid!r}"

@@ -1,0 +1,90 @@
+"""Objects full of tensors, handed from a forked process to its parent through shared memory, without a copy there."""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNMENT = 64
+
+
+class Parcel:
+    """Room for one object; made before the fork, filled by the child, opened by the parent.
+
+    >>> parcel = Parcel()
+    >>> label = parcel.fill({"x": torch.arange(3), "n": 1})
+    >>> parcel.open(label)
+    {'x': tensor([0, 1, 2]), 'n': 1}
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("lightning_fed")
+
+    def fill(self, content: Any) -> bytes:
+        """Put the tensors into shared memory; the rest is the label, by which the parcel can be opened."""
+        file, tensors = io.BytesIO(), list[Tensor]()
+        pickler = _Pickler(file, tensors)
+        pickler.dump(content)
+        sizes = [t.numel() * t.element_size() for t in tensors]
+        os.ftruncate(self._fd, max(1, sum(map(_aligned, sizes))))
+        shared = torch.frombuffer(mmap.mmap(self._fd, 0), dtype=torch.uint8)
+        start = 0
+        for tensor, size in zip(tensors, sizes, strict=True):
+            if size:
+                shared[start : start + size].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+            start += _aligned(size)
+        return pickle.dumps((file.getvalue(), [(t.dtype, tuple(t.shape)) for t in tensors]))
+
+    def open(self, label: bytes) -> Any:
+        """The content; its tensors stay where they are until nobody needs them."""
+        stream, kinds = pickle.loads(label)
+        shared = torch.frombuffer(mmap.mmap(self._fd, 0), dtype=torch.uint8)
+        self.close()
+        tensors, start = [], 0
+        for dtype, shape in kinds:
+            size = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
+            tensors.append(
+                shared[start : start + size].view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+            )
+            start += _aligned(size)
+        return _Unpickler(io.BytesIO(stream), tensors).load()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._tensors, self._index = tensors, dict[int, int]()
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is not Tensor:
+            return None
+        if id(obj) not in self._index:
+            self._index[id(obj)] = len(self._tensors)
+            self._tensors.append(obj)
+        return self._index[id(obj)]
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> Tensor:
+        return self._tensors[pid]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

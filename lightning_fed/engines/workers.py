@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ProgressBar
+from torchmetrics import Metric
+
+from lightning_fed._compat import is_overridden
+from lightning_fed.attributes import changed, remember
+from lightning_fed.callbacks.base import listening, notify
+from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.core import Broadcast, Reply
+from lightning_fed.engines.parcel import Parcel
+from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
+from lightning_fed.lean import GRADIENT_HOOKS
+from lightning_fed.logged import Logged
+from lightning_fed.loops import RoundResults
+from lightning_fed.round import Step
+from lightning_fed.store import ClientId
+from lightning_fed.vector import overwrite, parameters_of
+from lightning_fed.visit import Visit
+
+
+def why_not_workers(trainer: pl.Trainer) -> str | None:
+    """What stands in the way of other processes; None if nothing does."""
+    if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
+        return "this system cannot fork with shared memory"
+    if trainer.strategy.root_device.type != "cpu":
+        return "an accelerator cannot be shared by forked processes"
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, FederatedProgressBar):
+            continue
+        for name in GRADIENT_HOOKS:
+            if type(callback).__name__ != "FederatedServer" and is_overridden(name, callback):
+                return f"{type(callback).__name__} overrides {name}"
+    for hook in ("on_client_start", "on_client_step"):
+        for callback in listening(trainer, hook):
+            if not isinstance(callback, FederatedProgressBar):
+                return f"{type(callback).__name__} has an {hook} hook"
+    for part in trainer.lightning_module.modules():
+        if isinstance(part, Metric) and (part.full_state_update is not False or part.dist_sync_on_step):
+            return f"{type(part).__name__} cannot be merged from parts"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _Answer:
+    """What comes back with a reply whose state is sent by itself."""
+
+    reply: Reply[Any, Any]
+    logged: Logged
+    buffers: Any
+    visit: tuple[int, int, Any]  # steps, planned, loss
+    changed: str | None
+
+
+class WorkersEngine:
+    """Asks the clients of a cohort in processes beside this one, each a fork of it as it is at the round's beginning.
+
+    A child inherits everything and so computes what this process would have; only replies come back.
+
+    Args:
+        alone: asks one client.
+        workers: number of processes.
+        give_up: called with a reason when a module turns out to need a single process.
+    """
+
+    def __init__(self, alone: SequentialEngine, workers: int, give_up: Callable[[str], None]) -> None:
+        self.alone, self.workers, self.give_up = alone, workers, give_up
+
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
+    ) -> Iterator[Reply[Any, Any]]:
+        known = list(states)
+        visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
+        team = _Team(
+            min(self.workers, len(cohort)), len(cohort), lambda i: self._answer(step, known[i], down, visits[i])
+        )
+        try:
+            for i, visit in enumerate(visits):
+                notify(self.trainer, "on_client_start", visit)
+                state, answer = team.receive(i, self.alone.where(visit.client))
+                if answer.changed is not None:
+                    break
+                yield self._take(visit, replace(answer.reply, state=state), answer)
+            else:
+                return
+        finally:
+            team.dismiss()
+        self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
+        for state, visit in list(zip(known, visits, strict=True))[i:]:
+            yield self.alone.visit(step, state, down, visit)
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        return self.alone.loop.trainer
+
+    def _take(self, visit: Visit, reply: Reply[Any, Any], answer: _Answer) -> Reply[Any, Any]:
+        answer.logged.put_into(self.trainer)
+        self.alone.buffers[visit.client] = answer.buffers
+        visit.step, visit.planned, visit.loss = answer.visit
+        if any(not isinstance(c, FederatedProgressBar) for c in listening(self.trainer, "on_client_end")):
+            overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
+        notify(self.trainer, "on_client_end", visit, reply)
+        return reply
+
+    def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> tuple[Any, _Answer]:
+        """In the child: one client's reply, and everything else its visit did."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
+        trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+        parts = {name: part for name, part in module.named_modules() if not isinstance(part, Metric)}
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.reset()
+        before = {name: remember(part) for name, part in parts.items()}
+        reply = self.alone.answer(step, state, down, visit)
+        touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
+        other = next(touched, None)
+        facts = visit.step, visit.planned, visit.loss
+        logged = Logged.of(results, module)
+        return reply.state, _Answer(replace(reply, state=None), logged, self.alone.buffers[visit.client], facts, other)
+
+
+class _Team:
+    """Forked processes, the k-th of n with the tasks k, k + n, k + 2n, ...
+
+    Args:
+        task: gives the state of a client and the rest of its answer, by its place in the cohort.
+    """
+
+    def __init__(self, workers: int, tasks: int, task: Callable[[int], tuple[Any, _Answer]]) -> None:
+        self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
+        self.lines: list[Connection] = []
+        self.pids: list[int] = []
+        for k in range(workers):
+            receiver, sender = Pipe(duplex=False)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # other threads are not needed
+                pid = os.fork()
+            if pid == 0:
+                self._work(range(k, tasks, workers), task, sender)
+            sender.close()
+            self.lines.append(receiver)
+            self.pids.append(pid)
+
+    def _work(self, share: Sequence[int], task: Callable[[int], tuple[Any, _Answer]], line: Connection) -> None:
+        """Everything a child does; it never returns."""
+        code = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            torch.set_num_threads(1)
+            for i in share:
+                try:
+                    contents = task(i)
+                    labels = [parcel.fill(content) for parcel, content in zip(self.parcels[i], contents, strict=True)]
+                    line.send((None, labels))
+                except BaseException as error:
+                    line.send(((isinstance(error, DivergenceError), type(error).__name__, str(error)), []))
+                    break
+            code = 0
+        finally:
+            os._exit(code)
+
+    def receive(self, i: int, where: str) -> tuple[Any, _Answer]:
+        try:
+            failure, labels = self.lines[i % len(self.lines)].recv()
+        except EOFError:
+            raise ClientError(f"{where}: its process died, perhaps for lack of memory. Use fewer workers.") from None
+        if failure is not None:
+            diverged, kind, text = failure
+            known = kind in (ClientError.__name__, DivergenceError.__name__)
+            raise (DivergenceError if diverged else ClientError)(text if known else f"{where}: {kind}: {text}")
+        state, answer = (parcel.open(label) for parcel, label in zip(self.parcels[i], labels, strict=True))
+        return state, answer
+
+    def dismiss(self) -> None:
+        """End whoever is still at work."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for line in self.lines:
+            line.close()
+        for parcels in self.parcels:
+            for parcel in parcels:
+                parcel.close()
