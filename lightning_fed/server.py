@@ -317,21 +317,3 @@ class FederatedServer(FederatedCallback):
         federation = self.federation
         assert federation is not None
         overwrite(parameters_of(trainer.lightning_module), federation.layout.split(federation.server.x_bar))
-
-    # -- local work ---------------------------------------------------------------------------------------------
-
-    def epoch_length(self, trainer: pl.Trainer, batches: int) -> int:
-        """Batches of one local epoch; ``overfit_batches`` shortens every epoch to the same first batches."""
-        if batches < 1:
-            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
-        return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
-
-    def planned_batches(self, trainer: pl.Trainer, epoch_length: int, work: float = 1.0) -> int:
-        """Batches of one visit that gets a share of its ``work`` done; ``limit_train_batches`` limits a whole visit."""
-        steps, epochs = self.local_steps or 0, self.local_epochs or 1
-        planned = max(1, int(work * steps)) if steps else max(1, int(work * epochs)) * epoch_length
-        return planned if trainer.overfit_batches else _limited(trainer.limit_train_batches, planned)
-
-
-def _limited(limit: float, batches: int) -> int:
-    return min(limit, batches) if isinstance(limit, int) else max(1, int(limit * batches))

@@ -80,13 +80,31 @@ def local_epochs(
         generator.manual_seed(derive_seed(server.seed, visit.round, visit.client, epoch, "batches"))
         if type(loader) is not TensorLoader or is_overridden("client_dataloader", data, FederatedDataModule):
             loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
-        length = server.epoch_length(trainer, len(loader))
+        length = epoch_length(trainer, len(loader))
         if epoch == 0:
-            visit.planned = server.planned_batches(trainer, length, visit.work)
+            visit.planned = planned_batches(trainer, server, length, visit.work)
         count = min(length, visit.planned - done)
         yield loader, count
         done += count
         epoch += 1
+
+
+def epoch_length(trainer: pl.Trainer, batches: int) -> int:
+    """Batches of one local epoch; ``overfit_batches`` shortens every epoch to the same first batches."""
+    if batches < 1:
+        raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
+    return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
+
+
+def planned_batches(trainer: pl.Trainer, server: FederatedServer, epoch: int, work: float = 1.0) -> int:
+    """Batches of one visit that gets a share of its ``work`` done; ``limit_train_batches`` limits a whole visit."""
+    steps, epochs = server.local_steps or 0, server.local_epochs or 1
+    planned = max(1, int(work * steps)) if steps else max(1, int(work * epochs)) * epoch
+    return planned if trainer.overfit_batches else _limited(trainer.limit_train_batches, planned)
+
+
+def _limited(limit: float, batches: int) -> int:
+    return min(limit, batches) if isinstance(limit, int) else max(1, int(limit * batches))
 
 
 class ClientLoop(_Loop):

@@ -27,6 +27,7 @@ from lightning_fed.server import FederatedServer
 from lightning_fed.store import ClientId
 from lightning_fed.theory import plain_lr
 from lightning_fed.vector import Layout, clones, overwrite, parameters_of
+from lightning_fed.visit import epoch_length, planned_batches
 
 USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
 DESCRIPTION = """\
@@ -88,8 +89,8 @@ class Surveyor(pl.Callback):
         ids = data.client_ids
         drawn = numpy_generator(server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         self.measured = self._measure(trainer, [ids[i] for i in sorted(drawn)])
-        batches = [server.epoch_length(trainer, len(data.client_dataloader(cid))) for cid in ids]
-        self.local_steps = round(statistics.median(server.planned_batches(trainer, length) for length in batches))
+        batches = [epoch_length(trainer, len(data.client_dataloader(cid))) for cid in ids]
+        self.local_steps = round(statistics.median(planned_batches(trainer, server, length) for length in batches))
         self.lr = plain_lr(trainer.optimizers)
         trainer.should_stop = True
 
