@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -25,14 +25,18 @@ from lightning_fed._compat import (
     set_rng_states,
 )
 from lightning_fed.attributes import remember, restore
+from lightning_fed.evaluations import ClientEvaluations, Evaluation
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
+from lightning_fed.together import MANY, evaluate_together
 from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
     from lightning_fed.federation import Federation
+
+log = logging.getLogger(__name__)
 
 #: A loss and the parameters, to one tensor for each of them.
 Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
@@ -41,37 +45,30 @@ FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
 
-@dataclass
-class Evaluation:
-    """A model on one client's data: mean loss, accuracy (nan where the module reports none), number of samples."""
-
-    loss: float = math.nan
-    accuracy: float = math.nan
-    examples: int = 0
-
-
-@dataclass
-class ClientEvaluations:
-    """Evaluations by client of one split."""
-
-    by_client: dict[ClientId, Evaluation] = field(default_factory=dict)
-
-    def mean(self, what: str) -> float:
-        """Sample-weighted mean over the clients that report it."""
-        known = [(getattr(e, what), e.examples) for e in self.by_client.values() if not math.isnan(getattr(e, what))]
-        total = sum(examples for _, examples in known)
-        return sum(value * examples for value, examples in known) / total if total else math.nan
-
-
 def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
     """The model the module holds, on every client's train data and its test (or else validation) data."""
     data: Any = trainer.datamodule
     held_out = [split for split in ("test", "val") if data.has_split(split)]
     with measuring(trainer):
-        return {
-            split: ClientEvaluations({cid: _evaluate(trainer, cid, split) for cid in data.split_ids(split)})
-            for split in ["train", *held_out[:1]]
-        }
+        return {split: ClientEvaluations(_evaluate_all(trainer, split)) for split in ["train", *held_out[:1]]}
+
+
+def _evaluate_all(trainer: pl.Trainer, split: str) -> dict[ClientId, Evaluation]:
+    """Many clients together, if two of them have the same figures alone; otherwise, and few, one by one."""
+    ids, step = trainer.datamodule.split_ids(split), loss_step(trainer.lightning_module, split)
+    if len(ids) >= MANY and step is not None:
+        try:
+            found = evaluate_together(trainer, step, split, ids)
+            if all(_alike(found[cid], _evaluate_by(step, trainer, cid, split)) for cid in (ids[0], ids[-1])):
+                return found
+        except Exception as error:  # that there is another way is enough to know
+            log.debug("Clients are evaluated one by one: %s", error)
+    return {cid: _evaluate(trainer, cid, split) for cid in ids}
+
+
+def _alike(a: Evaluation, b: Evaluation) -> bool:
+    pairs = ((a.loss, b.loss), (a.accuracy, b.accuracy), (a.examples, b.examples))
+    return all(math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6) or (x != x and y != y) for x, y in pairs)
 
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:

@@ -85,6 +85,10 @@ class TensorLoader:
         full, rest = divmod(self.samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
+    def all_rows(self) -> list[Tensor]:
+        """All samples as they are stored, in their order."""
+        return [tensor if self.rows is None else tensor[self.rows] for tensor in self.tensors]
+
     def order(self) -> Tensor:
         """The rows of one iteration, one batch after another; the last may be short."""
         n = self.samples

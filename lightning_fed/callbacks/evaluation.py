@@ -8,14 +8,8 @@ import pytorch_lightning as pl
 
 from lightning_fed.arguments import whole
 from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.measure import (
-    ClientEvaluations,
-    Evaluation,
-    check_differentiable,
-    evaluate_own,
-    evaluate_splits,
-    stationarity,
-)
+from lightning_fed.evaluations import ClientEvaluations, Evaluation
+from lightning_fed.measure import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.tracking import log_histogram, log_table
 
 if TYPE_CHECKING:

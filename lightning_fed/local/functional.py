@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torchmetrics import Metric, MetricCollection
 
+from lightning_fed._compat import is_param_in_hook_signature
 from lightning_fed.local.stack import Stack
 
 
@@ -99,15 +100,16 @@ class _Index:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _used
 
 
-class _TrainingStep(nn.Module):
-    """``training_step`` in the place where ``functional_call`` looks for a module's function."""
+class Step(nn.Module):
+    """A step in the place where ``functional_call`` looks for a module's function; ``batch_idx`` is kept from it."""
 
-    def __init__(self, module: pl.LightningModule, wants_index: bool) -> None:
+    def __init__(self, module: pl.LightningModule, name: str = "training_step") -> None:
         super().__init__()
-        self.module, self.wants_index = module, wants_index
+        self.module, self.name = module, name
+        self.wants_index = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
 
     def forward(self, batch: Any) -> Any:
-        return self.module.training_step(*((batch, _Index()) if self.wants_index else (batch,)))
+        return getattr(self.module, self.name)(*((batch, _Index()) if self.wants_index else (batch,)))
 
 
 class StackedLoss:
@@ -120,10 +122,10 @@ class StackedLoss:
         names: of the parameters that are stacked; everything else in the module is shared.
     """
 
-    def __init__(self, module: pl.LightningModule, names: Sequence[str], wants_index: bool) -> None:
+    def __init__(self, module: pl.LightningModule, names: Sequence[str]) -> None:
         self.module, self.names = module, list(names)
         self.outline = Outline({}, [], [])
-        self.step = _TrainingStep(module, wants_index)
+        self.step = Step(module)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._shared_names = [name for name in tensors if name not in self.names]
 

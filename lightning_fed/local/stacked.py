@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lightning_fed._compat import SIGTERMException, is_param_in_hook_signature
+from lightning_fed._compat import SIGTERMException
 from lightning_fed.core import Question, StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs, fingerprint
@@ -79,11 +79,8 @@ class StackedLocal:
     """
 
     def __init__(self, trainer: pl.Trainer, layout: Layout, compile: bool = False) -> None:
-        module = trainer.lightning_module
         self.trainer, self.layout = trainer, layout
-        self.loss = StackedLoss(
-            module, layout.names, is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        )
+        self.loss = StackedLoss(trainer.lightning_module, layout.names)
         self.graphs = Graphs(compile)
         self._outlines: dict[Graph, Outline] = {}
         self.given_up = False

@@ -1,0 +1,121 @@
+"""Many clients evaluated together have the figures of clients evaluated one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from modules import Net, classification, quiet_trainer
+from torch import Tensor, nn
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from lightning_fed import FederatedServer
+from lightning_fed.algorithms import FedADMM
+from lightning_fed.evaluations import ClientEvaluations
+from lightning_fed.measure import evaluate_splits
+
+
+class WithMetric(Net):
+    """Accuracy as a metric, and a validation step that returns nothing."""
+
+    def __init__(self, metric: str = "accuracy", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.acc = MulticlassAccuracy(3, average="micro") if metric == "accuracy" else MulticlassF1Score(3)
+
+    def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        self.acc.update(logits, y)
+        self.log(f"{stage}_loss", loss, batch_size=len(y))
+        self.log(f"{stage}_acc", self.acc, batch_size=len(y), on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self._loss(batch, "val")
+
+
+class Sums(Net):
+    """Not a mean over samples."""
+
+    def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
+        self.log(f"{stage}_loss", loss, batch_size=len(batch[1]))
+        return loss
+
+
+class Counts(Net):
+    """What it does in evaluation is undone."""
+
+    calls = 0
+
+    def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
+        self.calls += 1
+        return super()._loss(batch, stage)
+
+
+class Reads(pl.Callback):
+    found: dict[str, ClientEvaluations]
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found = evaluate_splits(trainer)
+
+
+def evaluated(module: pl.LightningModule, **options: Any) -> dict[str, ClientEvaluations]:
+    reads = Reads()
+    server = FederatedServer(FedADMM(), local_steps=2, seed=1, clients_per_round=3, evaluate_every=0)
+    trainer = quiet_trainer(server, 1, callbacks=[reads], limit_val_batches=0)
+    trainer.fit(module, datamodule=classification(20, **options))
+    return reads.found
+
+
+KINDS = {
+    "logged": Net,
+    "metric": WithMetric,
+    "normalised": lambda: WithMetric(norm=True, dropout=0.5),
+    "macro": lambda: WithMetric("f1"),
+    "sums": Sums,
+    "counts": Counts,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eval_batch_size", [7, 64, 10_000])
+def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
+    monkeypatch.setattr("lightning_fed.measure.MANY", 10**9)
+    alone = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
+    for split in ("train", "test"):
+        assert list(together[split].by_client) == list(alone[split].by_client)
+        for cid, expected in alone[split].by_client.items():
+            found = together[split].by_client[cid]
+            assert found.examples == expected.examples
+            assert (found.loss, found.accuracy) == pytest.approx(
+                (expected.loss, expected.accuracy), rel=1e-5, nan_ok=True
+            )
+
+
+@pytest.mark.parametrize(("kind", "used"), [("logged", True), ("metric", True), ("macro", False), ("sums", False)])
+def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    singles: list[Any] = []
+
+    def one_by_one(trainer: Any, cid: Any, split: str) -> Any:
+        singles.append(cid)
+        return original(trainer, cid, split)
+
+    from lightning_fed import measure
+
+    original = measure._evaluate
+    monkeypatch.setattr(measure, "_evaluate", one_by_one)
+    evaluated(KINDS[kind]())
+    assert bool(singles) is not used
+
+
+def test_nothing_of_the_module_is_left_changed() -> None:
+    module = Counts()
+    evaluated(module)
+    assert vars(module).get("calls", 0) <= 3 * 2  # the local steps alone, in whatever engine
+    assert not any(isinstance(value, Tensor) for value in vars(module).values())
+    assert torch.is_grad_enabled()
