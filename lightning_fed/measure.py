@@ -29,7 +29,7 @@ from lightning_fed.evaluations import ClientEvaluations, Evaluation
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
-from lightning_fed.together import MANY, evaluate_together
+from lightning_fed.together import MANY, Models, evaluate_together
 from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.visit import move_batch
 
@@ -54,16 +54,28 @@ def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
 
 
 def _evaluate_all(trainer: pl.Trainer, split: str) -> dict[ClientId, Evaluation]:
-    """Many clients together, if two of them have the same figures alone; otherwise, and few, one by one."""
-    ids, step = trainer.datamodule.split_ids(split), loss_step(trainer.lightning_module, split)
-    if len(ids) >= MANY and step is not None:
-        try:
-            found = evaluate_together(trainer, step, split, ids)
-            if all(_alike(found[cid], _evaluate_by(step, trainer, cid, split)) for cid in (ids[0], ids[-1])):
-                return found
-        except Exception as error:  # that there is another way is enough to know
-            log.debug("Clients are evaluated one by one: %s", error)
-    return {cid: _evaluate(trainer, cid, split) for cid in ids}
+    ids = trainer.datamodule.split_ids(split)
+    alone = partial(_evaluate, trainer, split=split)
+    return _evaluate_together(trainer, split, ids, alone) or {cid: alone(cid) for cid in ids}
+
+
+def _evaluate_together(
+    trainer: pl.Trainer,
+    split: str,
+    ids: Sequence[ClientId],
+    alone: Callable[[ClientId], Evaluation],
+    models: Models | None = None,
+) -> dict[ClientId, Evaluation] | None:
+    """Many clients together, if two of them have the same figures ``alone``; otherwise, and for few clients, None."""
+    step = loss_step(trainer.lightning_module, split)
+    if len(ids) < MANY or step is None:
+        return None
+    try:
+        found = evaluate_together(trainer, step, split, ids, models)
+    except Exception as error:  # that there is another way is enough to know
+        log.debug("Clients are evaluated one by one: %s", error)
+        return None
+    return found if all(_alike(found[cid], alone(cid)) for cid in (ids[0], ids[-1])) else None
 
 
 def _alike(a: Evaluation, b: Evaluation) -> bool:
@@ -75,19 +87,23 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
     module, data, store = trainer.lightning_module, trainer.datamodule, federation.store
     parameters, buffers = clones(parameters_of(module)), clones(buffers_of(module))
-    found = {}
+    seen = [cid for cid in data.split_ids(split) if cid in federation.weights and store[cid].visits]
+    own = {cid: federation.algorithm.local_model(federation.recall(cid)) for cid in seen}
+    models = {cid: x_i for cid, x_i in own.items() if x_i is not None}
+
+    def alone(cid: ClientId) -> Evaluation:
+        overwrite(parameters_of(module), federation.layout.split(models[cid]))
+        restore_buffers(module, {**buffers, **store[cid].buffers})
+        return _evaluate(trainer, cid, split)
+
     try:
         with measuring(trainer):
-            for cid in [cid for cid in data.split_ids(split) if cid in federation.weights]:
-                x_i = federation.algorithm.local_model(federation.recall(cid)) if store[cid].visits else None
-                if x_i is not None:
-                    overwrite(parameters_of(module), federation.layout.split(x_i))
-                    restore_buffers(module, {**buffers, **store[cid].buffers})
-                    found[cid] = _evaluate(trainer, cid, split)
+            stacked = Models(federation.layout, models)
+            found = None if buffers else _evaluate_together(trainer, split, list(models), alone, stacked)
+            return found or {cid: alone(cid) for cid in models}
     finally:
         overwrite(parameters_of(module), parameters)
         restore_buffers(module, buffers)
-    return found
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
+from torch.nn.utils.rnn import pad_sequence
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -17,20 +20,33 @@ from lightning_fed._compat import is_overridden
 from lightning_fed.evaluations import Evaluation
 from lightning_fed.lean import TRANSFER_HOOKS
 from lightning_fed.local.functional import Notes, Step, UnfitError
+from lightning_fed.local.stack import STACK
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorLoader
+from lightning_fed.vector import Layout
 from lightning_fed.visit import move_batch
 
 #: From so many clients on it pays.
 MANY = 16
 
 
-def evaluate_together(
-    trainer: pl.Trainer, step: str, split: str, ids: Sequence[ClientId]
-) -> dict[ClientId, Evaluation]:
-    """The model the module holds on every client's data; raises where clients have to be evaluated one by one.
+@dataclass(frozen=True, eq=False)
+class Models:
+    """Models of clients' own, by client, in a layout."""
 
-    The module is in evaluation mode and is not changed.
+    layout: Layout
+    by_client: Mapping[ClientId, Tensor]
+
+    def stack(self, ids: Sequence[ClientId]) -> dict[str, Tensor]:
+        return vmap(self.layout.split)(torch.stack([self.by_client[cid] for cid in ids]))
+
+
+def evaluate_together(
+    trainer: pl.Trainer, step: str, split: str, ids: Sequence[ClientId], models: Models | None = None
+) -> dict[ClientId, Evaluation]:
+    """The model the module holds, or clients' own ``models``, on every client's data.
+
+    Raises where clients have to be evaluated one by one. The module is in evaluation mode and is not changed.
     """
     for owner in (trainer.lightning_module, trainer.datamodule):  # type: ignore[attr-defined]
         for name in TRANSFER_HOOKS:
@@ -38,12 +54,12 @@ def evaluate_together(
                 raise UnfitError(f"{type(owner).__name__} overrides {name}")
     by_sample = _BySample(trainer, step)
     found: dict[ClientId, Evaluation] = {}
-    for clients, sizes, batch in _batches(trainer, split, ids):
-        losses, accuracies = by_sample(batch)
+    for clients, sizes, batch in _batches(trainer, split, ids, alike=models is not None):
+        figures = by_sample(batch) if models is None else by_sample.each_by_its_own(models.stack(clients), sizes, batch)
         owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        means = [_means(values, owners, sizes) for values in (losses, accuracies)]
+        means = [_means(values, owners, sizes) for values in figures]
         found |= {cid: Evaluation(means[0][i], means[1][i], sizes[i]) for i, cid in enumerate(clients)}
-    return found
+    return {cid: found[cid] for cid in ids}
 
 
 def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[float]:
@@ -54,23 +70,29 @@ def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[floa
 
 
 def _batches(
-    trainer: pl.Trainer, split: str, ids: Sequence[ClientId]
+    trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool
 ) -> Iterator[tuple[list[ClientId], list[int], list[Tensor]]]:
-    """All samples of some clients at a time: who they are, how many each has, and the samples."""
+    """All samples of some clients at a time: who they are, how many each has, and the samples.
+
+    ``alike`` takes clients of about the same size together.
+    """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    waiting: list[tuple[ClientId, TensorLoader]] = []
-    for k, cid in enumerate(ids):
-        loader = data.client_eval_dataloader(cid, split)
-        if type(loader) is not TensorLoader or (waiting and loader.transform != waiting[0][1].transform):
+    loaders = {cid: data.client_eval_dataloader(cid, split) for cid in ids}
+    first = next(iter(loaders.values()))
+    for cid, loader in loaders.items():
+        if type(loader) is not TensorLoader or loader.transform != first.transform:
             raise UnfitError(f"the {split} data of client {cid!r} are not like the others'")
-        waiting.append((cid, loader))
-        if k == len(ids) - 1 or sum(each.samples for _, each in waiting) >= data.eval_batch_size:
-            parts = zip(*(each.all_rows() for _, each in waiting), strict=True)
-            tensors = [torch.cat(part) for part in parts]
-            transform = waiting[0][1].transform
-            batch = move_batch(trainer, tensors if transform is None else transform(tensors))
-            yield [cid for cid, _ in waiting], [each.samples for _, each in waiting], list(batch)
-            waiting = []
+    left = sorted(ids, key=lambda cid: loaders[cid].samples) if alike else list(ids)
+    while left:
+        count = samples = 0
+        while count < min(len(left), STACK) and samples < data.eval_batch_size:
+            size = loaders[left[count]].samples
+            count += 1
+            samples = count * size if alike else samples + size
+        clients, left = left[:count], left[count:]
+        tensors = [torch.cat(parts) for parts in zip(*(loaders[cid].all_rows() for cid in clients), strict=True)]
+        batch = move_batch(trainer, tensors if first.transform is None else first.transform(tensors))
+        yield clients, [loaders[cid].samples for cid in clients], list(batch)
 
 
 class _BySample:
@@ -80,21 +102,37 @@ class _BySample:
         self.module = trainer.lightning_module
         self.limit = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
         self._step = Step(self.module, step)
-        self._no_loss = self._no_accuracy = False
+        self._known = (True, True)
 
-    def __call__(self, batch: list[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+    def __call__(self, batch: list[Tensor]) -> list[Tensor | None]:
+        """At the model the module holds."""
         pieces = zip(*(torch.split(part, self.limit) for part in batch), strict=True)
         with torch.no_grad():
-            found = [vmap(self._one)(*piece) for piece in pieces]
-        losses, values = (
-            torch.cat(column) for column in zip(*((f["loss"], f["accuracy"]) for f in found), strict=True)
-        )
-        return (None if self._no_loss else losses), (None if self._no_accuracy else values)
+            found = [vmap(partial(self._one, {}))(*piece) for piece in pieces]
+        return self._those_known(torch.cat(column) for column in zip(*found, strict=True))
 
-    def _one(self, *sample: Tensor) -> dict[str, Tensor]:
+    def each_by_its_own(self, models: dict[str, Tensor], sizes: list[int], batch: list[Tensor]) -> list[Tensor | None]:
+        """At the models of the clients whose samples these are."""
+        padded = [pad_sequence(list(torch.split(part, sizes)), batch_first=True) for part in batch]
+        inside = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
+
+        def client(model: dict[str, Tensor], *rows: Tensor) -> tuple[Tensor, Tensor]:
+            figures: tuple[Tensor, Tensor] = vmap(partial(self._one, model))(*rows)
+            return figures
+
+        with torch.no_grad():
+            found = vmap(client)(models, *padded)
+        return self._those_known(column[inside] for column in found)
+
+    def _those_known(self, columns: Iterable[Tensor]) -> list[Tensor | None]:
+        return [column if known else None for column, known in zip(columns, self._known, strict=True)]
+
+    def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of one sample; zero where the step tells none."""
         notes = Notes()
         with notes.taken(self.module):
-            output = self._step([part.unsqueeze(0) for part in sample])
+            batch = [part.unsqueeze(0) for part in sample]
+            output = functional_call(self._step, {f"module.{name}": t for name, t in model.items()}, (batch,))
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             loss = _logged(notes, "loss")
@@ -103,12 +141,9 @@ class _BySample:
             accuracy = _correct(accuracy, notes)
         if isinstance(loss, Metric):
             raise UnfitError("the loss is a metric")
-        self._no_loss, self._no_accuracy = loss is None, accuracy is None
-        nothing = torch.zeros(())
-        return {
-            "loss": nothing if loss is None else torch.as_tensor(loss).reshape(()),
-            "accuracy": nothing if accuracy is None else torch.as_tensor(accuracy).reshape(()),
-        }
+        self._known = loss is not None, accuracy is not None
+        found = [torch.as_tensor(0.0 if value is None else value).reshape(()) for value in (loss, accuracy)]
+        return found[0], found[1]
 
 
 def _logged(notes: Notes, what: str) -> Any:

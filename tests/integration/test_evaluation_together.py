@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.evaluations import ClientEvaluations
-from lightning_fed.measure import evaluate_splits
+from lightning_fed.measure import evaluate_own, evaluate_splits
 
 
 class WithMetric(Net):
@@ -57,15 +57,18 @@ class Counts(Net):
 
 
 class Reads(pl.Callback):
+    """The server's model on train and test data, and clients' own models on test data."""
+
     found: dict[str, ClientEvaluations]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.found = evaluate_splits(trainer)
+        federation = trainer.fit_loop.server.federation
+        self.found = {**evaluate_splits(trainer), "own": ClientEvaluations(evaluate_own(trainer, federation, "test"))}
 
 
 def evaluated(module: pl.LightningModule, **options: Any) -> dict[str, ClientEvaluations]:
     reads = Reads()
-    server = FederatedServer(FedADMM(), local_steps=2, seed=1, clients_per_round=3, evaluate_every=0)
+    server = FederatedServer(FedADMM(), local_steps=2, seed=1, clients_per_round=18, evaluate_every=0)
     trainer = quiet_trainer(server, 1, callbacks=[reads], limit_val_batches=0)
     trainer.fit(module, datamodule=classification(20, **options))
     return reads.found
@@ -87,7 +90,8 @@ def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypa
     together = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
     monkeypatch.setattr("lightning_fed.measure.MANY", 10**9)
     alone = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
-    for split in ("train", "test"):
+    assert [len(found.by_client) for found in together.values()] == [20, 20, 18]
+    for split in together:
         assert list(together[split].by_client) == list(alone[split].by_client)
         for cid, expected in alone[split].by_client.items():
             found = together[split].by_client[cid]
@@ -110,12 +114,12 @@ def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, m
     original = measure._evaluate
     monkeypatch.setattr(measure, "_evaluate", one_by_one)
     evaluated(KINDS[kind]())
-    assert bool(singles) is not used
+    assert (len(singles) == 3 * 2) is used  # two of each are compared
 
 
 def test_nothing_of_the_module_is_left_changed() -> None:
     module = Counts()
     evaluated(module)
-    assert vars(module).get("calls", 0) <= 3 * 2  # the local steps alone, in whatever engine
+    assert vars(module).get("calls", 0) <= 18 * 2  # the local steps alone, in whatever engine
     assert not any(isinstance(value, Tensor) for value in vars(module).values())
     assert torch.is_grad_enabled()
