@@ -1,4 +1,7 @@
-"""How far a federation is from a solution: residuals and the gradient mapping; and what its penalty should exceed."""
+"""How far a federation is from a solution: residuals and the gradient mapping; and what its penalty should exceed.
+
+The constants and bounds of the theorem are here too; they come from :mod:`lightning_fed.bounds`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_fed.bounds import eta_min, exact_eta_min
+from lightning_fed.bounds import Bounds as Bounds
+from lightning_fed.bounds import ExactBounds as ExactBounds
+from lightning_fed.bounds import async_step_limit as async_step_limit
+from lightning_fed.bounds import distance_to_solution as distance_to_solution
+from lightning_fed.bounds import eta_min as eta_min
+from lightning_fed.bounds import exact_eta_min as exact_eta_min
+from lightning_fed.bounds import residual_for as residual_for
+from lightning_fed.bounds import summable_error2 as summable_error2
 from lightning_fed.core import Algorithm
 
 if TYPE_CHECKING:
