@@ -12,9 +12,17 @@ from torchmetrics import Metric
 
 from lightning_fed.loops import RoundResults
 
-
 #: How a value is logged: arguments of ``LightningModule.log``. What else Lightning notes of it leads to the trainer.
-_ARGUMENTS = ("name", "prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "add_dataloader_idx", "metric_attribute")
+_ARGUMENTS = (
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "metric_attribute",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from pytorch_lightning.callbacks import ProgressBar
 from torchmetrics import Metric
 
-from lightning_fed._compat import is_overridden
+from lightning_fed._compat import SIGTERMException, is_overridden
 from lightning_fed.attributes import changed, remember
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
@@ -89,7 +91,11 @@ class WorkersEngine:
         try:
             for i, visit in enumerate(visits):
                 notify(self.trainer, "on_client_start", visit)
-                state, answer = team.receive(i, self.alone.where(visit.client))
+                try:
+                    state, answer = team.receive(i, self.alone.where(visit.client))
+                finally:
+                    if self.trainer.received_sigterm:
+                        raise SIGTERMException
                 if answer.changed is not None:
                     break
                 yield self._take(visit, replace(answer.reply, state=state), answer)
@@ -120,6 +126,7 @@ class WorkersEngine:
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
         trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+        unmergeable = _watch(trainer)
         parts = {name: part for name, part in module.named_modules() if not isinstance(part, Metric)}
         for part in module.modules():
             if isinstance(part, Metric):
@@ -127,10 +134,40 @@ class WorkersEngine:
         before = {name: remember(part) for name, part in parts.items()}
         reply = self.alone.answer(step, state, down, visit)
         touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
-        other = next(touched, None)
+        other = next(iter(unmergeable), None) or next(touched, None)
         facts = visit.step, visit.planned, visit.loss
         logged = Logged.of(results, module)
         return reply.state, _Answer(replace(reply, state=None), logged, self.alone.buffers[visit.client], facts, other)
+
+
+def _watch(trainer: pl.Trainer) -> list[str]:
+    """In the child: notes when training reads what was gathered from all clients, or writes to a logger itself."""
+    found: list[str] = []
+    for name, part in trainer.lightning_module.named_modules():
+        if isinstance(part, Metric):
+            vars(part)["compute"] = partial(_computed, part, part.compute, name, found)
+    trainer.loggers = [_Logger(found) for _ in trainer.loggers]
+    return found
+
+
+def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:
+    if metric._should_unsync:  # not so inside forward, which gives a batch's own value
+        found.append(f"or reads the value of {name}")
+    return compute()
+
+
+class _Logger:
+    """Stands for a logger, which is the parent's."""
+
+    def __init__(self, found: list[str]) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        self._found.append(f"the logger ({name})")
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        return None
 
 
 class _Team:
@@ -144,6 +181,7 @@ class _Team:
         self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
         self.lines: list[Connection] = []
         self.pids: list[int] = []
+        sys.stdout.flush()  # or children would print it once more
         for k in range(workers):
             receiver, sender = Pipe(duplex=False)
             with warnings.catch_warnings():
@@ -172,6 +210,7 @@ class _Team:
                     break
             code = 0
         finally:
+            sys.stdout.flush()
             os._exit(code)
 
     def receive(self, i: int, where: str) -> tuple[Any, _Answer]:
