@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping
+from types import ModuleType
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,7 +20,7 @@ _BOOKKEEPING = frozenset(vars(nn.Module()))
 _LIGHTNINGS_OWN = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
 
 #: whose insides are none of the module's settings
-_OTHERS = (type, nn.Module, pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset)
+_OTHERS = (type, ModuleType, nn.Module, pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset)
 
 #: containers with more entries are data, not settings: only their size is looked at
 _FEW = 100
@@ -81,7 +82,7 @@ def fingerprint(module: nn.Module) -> Hashable:
 def restore(module: nn.Module, remembered: Attributes) -> None:
     for key in vars(module).keys() - remembered.keys() - _BOOKKEEPING:
         del vars(module)[key]
-    for key, (value, copy, _) in remembered.items():
+    for key, (value, copy, before) in remembered.items():
         vars(module)[key] = value
         if isinstance(value, Tensor) and not torch.equal(value, copy):
             with torch.no_grad():
@@ -92,9 +93,9 @@ def restore(module: nn.Module, remembered: Attributes) -> None:
         elif isinstance(value, dict | set):
             value.clear()
             value.update(copy)
-        elif copy is not None and not isinstance(value, Tensor):
-            vars(value).clear()
-            vars(value).update(copy)
+        elif copy is not None and not isinstance(value, Tensor) and picture(value) != before:
+            value.__dict__.clear()
+            value.__dict__.update(copy)
 
 
 def changed(module: nn.Module, remembered: Attributes) -> str | None:

@@ -127,9 +127,11 @@ def _compare_notes(outline: Outline, noted: Sequence[Tensor], weights: Tensor, n
 
 def _state(metric: Metric) -> dict[str, Any]:
     state: dict[str, Any] = metric.metric_state
-    return {
-        k: torch.cat([torch.atleast_1d(t) for t in v]) if isinstance(v, list) and v else v for k, v in state.items()
-    }
+    return {name: _joined(value) if isinstance(value, list) and value else value for name, value in state.items()}
+
+
+def _joined(batches: list[Tensor]) -> Tensor:
+    return torch.cat([batch.reshape(-1, *batch.shape[1:]) for batch in batches])
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import Pipe
@@ -30,6 +30,9 @@ from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import overwrite, parameters_of
 from lightning_fed.visit import Visit
+
+#: Clients whose answers may be under way at once: each takes two file descriptors.
+TOGETHER = 128
 
 
 def why_not_workers(trainer: pl.Trainer) -> str | None:
@@ -85,11 +88,24 @@ class WorkersEngine:
     ) -> Iterator[Reply[Any, Any]]:
         known = list(states)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        team = _Team(
-            min(self.workers, len(cohort)), len(cohort), lambda i: self._answer(step, known[i], down, visits[i])
-        )
+        done = 0
+        while done < len(visits) and self.workers > 1:
+            done += yield from self._ask(step, known, down, visits, range(done, min(done + TOGETHER, len(visits))))
+        for state, visit in zip(known[done:], visits[done:], strict=True):
+            yield self.alone.visit(step, state, down, visit)
+
+    def _ask(
+        self, step: Step, known: list[Any], down: Broadcast, visits: list[Visit], share: Sequence[int]
+    ) -> Generator[Reply[Any, Any], None, int]:
+        """The replies of a share of the cohort; gives how many there are: not all, if other processes will not do."""
+        first = share[0]
+
+        def task(i: int) -> tuple[Any, _Answer]:
+            return self._answer(step, known[first + i], down, visits[first + i])
+
+        team = _Team(min(self.workers, len(share)), len(share), task)
         try:
-            for i, visit in enumerate(visits):
+            for i, visit in enumerate(visits[first : first + len(share)]):
                 notify(self.trainer, "on_client_start", visit)
                 try:
                     state, answer = team.receive(i, self.alone.where(visit.client))
@@ -97,15 +113,13 @@ class WorkersEngine:
                     if self.trainer.received_sigterm:
                         raise SIGTERMException
                 if answer.changed is not None:
-                    break
+                    self.workers = 1
+                    self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
+                    return i
                 yield self._take(visit, replace(answer.reply, state=state), answer)
-            else:
-                return
         finally:
             team.dismiss()
-        self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
-        for state, visit in list(zip(known, visits, strict=True))[i:]:
-            yield self.alone.visit(step, state, down, visit)
+        return len(share)
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -146,7 +160,8 @@ def _watch(trainer: pl.Trainer) -> list[str]:
     for name, part in trainer.lightning_module.named_modules():
         if isinstance(part, Metric):
             vars(part)["compute"] = partial(_computed, part, part.compute, name, found)
-    trainer.loggers = [_Logger(found) for _ in trainer.loggers]
+    stand_ins: list[Any] = [_Logger(found) for _ in trainer.loggers]
+    trainer.loggers = stand_ins
     return found
 
 

@@ -145,10 +145,10 @@ class StackedLoss:
         outline = self.outline
         try:
             tensors = zip([*self.names, *self._shared_names], [*params, *self.shared()], strict=True)
-            loss, _ = self._loss(dict(tensors), batch)
+            loss: Tensor = self._loss(dict(tensors), batch)[0].detach()
         finally:
             self.outline = outline
-        return loss.detach()
+        return loss
 
     def __call__(
         self, params: Stack, shared: list[Tensor], batch: list[Tensor], weights: Tensor
