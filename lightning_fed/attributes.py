@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Hashable, Mapping
+from types import ModuleType
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchmetrics import Metric
 
 #: a module's parameters, buffers, parts and hooks
 _BOOKKEEPING = frozenset(vars(nn.Module()))
@@ -13,44 +19,90 @@ _BOOKKEEPING = frozenset(vars(nn.Module()))
 #: what Lightning notes in a module
 _LIGHTNINGS_OWN = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
 
-#: every attribute with a copy of what it holds, where that could be changed in place
-Attributes = dict[str, tuple[Any, Any]]
+#: whose insides are none of the module's settings
+_OTHERS = (type, ModuleType, nn.Module, pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset)
+
+#: containers with more entries are data, not settings: only their size is looked at
+_FEW = 100
+
+#: every attribute with a copy of what it holds, where that could be changed in place, and its picture
+Attributes = dict[str, tuple[Any, Any, Hashable]]
 
 
 def remember(module: nn.Module) -> Attributes:
     """Every attribute, and a copy of what it holds where that could be changed in place."""
-    return {key: (value, _copy(value)) for key, value in vars(module).items() if key not in _BOOKKEEPING}
+    kept = {key: value for key, value in vars(module).items() if key not in _BOOKKEEPING}
+    return {key: (value, _copy(value), picture(value)) for key, value in kept.items()}
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return value.copy() if type(value) in (list, dict, set) else None
+    if isinstance(value, list | dict | set | deque):
+        return value.copy()
+    return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, _OTHERS) else None
+
+
+def picture(value: Any, depth: int = 4) -> Hashable:
+    """Something that is equal as long as a value is: numbers and texts by what they are, objects by what they hold.
+
+    >>> settings = {"losses": [0.5, {"alpha": 1}]}
+    >>> before = picture(settings)
+    >>> settings["losses"][1]["alpha"] = 2
+    >>> picture(settings) == before
+    False
+    """
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return value if value == value else "nan"
+    if isinstance(value, Tensor):  # parameters move with every step
+        return id(value), None if isinstance(value, nn.Parameter) or value.is_inference() else value._version
+    if depth == 0 or isinstance(value, _OTHERS):
+        return id(value)
+    if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+        if len(value) > _FEW:
+            return id(value), len(value)
+        entries = value.items() if isinstance(value, Mapping) else value
+        parts = [picture(entry, depth if isinstance(value, Mapping) else depth - 1) for entry in entries]
+        return type(value), frozenset(parts) if isinstance(value, set | frozenset) else tuple(parts)
+    inside = vars(value) if hasattr(value, "__dict__") else {}
+    return id(value), picture(inside, depth - 1) if inside else None
+
+
+def fingerprint(module: nn.Module) -> Hashable:
+    """What a recorded training step holds fast: the settings of the module and its parts."""
+    return tuple(
+        (key, picture(value))
+        for part in module.modules()
+        if not isinstance(part, Metric)
+        for key, value in vars(part).items()
+        if key == "training" or key not in _BOOKKEEPING | _LIGHTNINGS_OWN
+    )
 
 
 def restore(module: nn.Module, remembered: Attributes) -> None:
     for key in vars(module).keys() - remembered.keys() - _BOOKKEEPING:
         del vars(module)[key]
-    for key, (value, copy) in remembered.items():
+    for key, (value, copy, before) in remembered.items():
         vars(module)[key] = value
         if isinstance(value, Tensor) and not torch.equal(value, copy):
             with torch.no_grad():
                 value.copy_(copy)
-        elif isinstance(value, list) and copy is not None:
-            value[:] = copy
-        elif isinstance(value, dict | set) and copy is not None:
+        elif isinstance(value, list | deque):
+            value.clear()
+            value.extend(copy)
+        elif isinstance(value, dict | set):
             value.clear()
             value.update(copy)
+        elif copy is not None and not isinstance(value, Tensor) and picture(value) != before:
+            value.__dict__.clear()
+            value.__dict__.update(copy)
 
 
 def changed(module: nn.Module, remembered: Attributes) -> str | None:
     """The name of an attribute that is not what it was; None if all are. Lightning's own books do not count."""
-    for key, (value, copy) in remembered.items():
-        same = vars(module).get(key) is value and (copy is None or _same(value, copy))
-        if not same and key not in _LIGHTNINGS_OWN:
+    for key, (value, copy, before) in remembered.items():
+        now = vars(module).get(key)
+        same = torch.equal(value, copy) if isinstance(value, Tensor) else picture(now) == before
+        if (now is not value or not same) and key not in _LIGHTNINGS_OWN:
             return key
     return min(vars(module).keys() - remembered.keys() - _BOOKKEEPING - _LIGHTNINGS_OWN, default=None)
-
-
-def _same(value: Any, copy: Any) -> bool:
-    return torch.equal(value, copy) if isinstance(value, Tensor) else bool(value == copy)

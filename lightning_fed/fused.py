@@ -15,7 +15,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from lightning_fed.lean import LeanStep
 from lightning_fed.local.module import AugmentedGradient, check_dense
@@ -40,7 +39,6 @@ class _Linear(torch.autograd.Function):
         return nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         rows = slope.reshape(-1, slope.shape[-1])
@@ -61,8 +59,10 @@ def large_layers(module: nn.Module) -> list[nn.Linear]:
         if type(part) is nn.Linear
         and part.weight.requires_grad
         and part.weight.numel() >= LARGE_WEIGHT
-        and owners[id(part.weight)] == 1
+        and owners.get(id(part.weight)) == 1  # a pruned or normalised weight is computed, and nobody's parameter
         and not part.weight._backward_hooks
+        and not part.weight._post_accumulate_grad_hooks
+        and "forward" not in vars(part)
     ]
 
 
@@ -116,6 +116,7 @@ class FusedStep(LeanStep):
             output: Any = self.module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
             loss = output["loss"] if isinstance(output, Mapping) else output
             self.optimizer.zero_grad()
+            factors.clear()  # those of gradients that the step itself asked for
             if isinstance(loss, Tensor):
                 loss.backward()  # type: ignore[no-untyped-call]
         self._update(factors)

@@ -12,6 +12,18 @@ from torchmetrics import Metric
 
 from lightning_fed.loops import RoundResults
 
+#: How a value is logged: arguments of ``LightningModule.log``. What else Lightning notes of it leads to the trainer.
+_ARGUMENTS = (
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "metric_attribute",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Logged:
@@ -20,20 +32,21 @@ class Logged:
     Metrics themselves are states by name.
     """
 
-    values: list[tuple[Any, Tensor | None, int | None]]
+    values: list[tuple[dict[str, Any], Tensor | None, int | None]]
     metrics: dict[str, dict[str, Any]]
 
     @classmethod
     def of(cls, results: RoundResults, module: pl.LightningModule) -> Logged:
-        values: list[tuple[Any, Tensor | None, int | None]] = []
+        values: list[tuple[dict[str, Any], Tensor | None, int | None]] = []
         for metric in results.values():
+            how = {name: getattr(metric.meta, name) for name in _ARGUMENTS}
             if not metric.is_tensor:
-                values.append((metric.meta, None, None))
+                values.append((how, None, None))
             elif metric.meta.is_mean_reduction:
                 weight = int(metric.cumulated_batch_size)
-                values.append((metric.meta, metric.value / weight, weight))
+                values.append((how, metric.value / weight, weight))
             else:
-                values.append((metric.meta, metric.value, None))
+                values.append((how, metric.value, None))
         updated = {n: m for n, m in module.named_modules() if isinstance(m, Metric) and m.update_called}
         return cls(values, {name: dict(metric.metric_state) for name, metric in updated.items()})
 
@@ -44,19 +57,8 @@ class Logged:
         for name, state in self.metrics.items():
             _merge(modules[name], state)
         module._current_fx_name = "training_step"
-        for meta, value, weight in self.values:
-            module.log(
-                meta.name,
-                modules[meta.metric_attribute] if value is None else value,
-                prog_bar=meta.prog_bar,
-                logger=meta.logger,
-                on_step=meta.on_step,
-                on_epoch=meta.on_epoch,
-                reduce_fx=meta.reduce_fx,
-                add_dataloader_idx=meta.add_dataloader_idx,
-                batch_size=weight,
-                metric_attribute=meta.metric_attribute,
-            )
+        for how, value, weight in self.values:
+            module.log(value=modules[how["metric_attribute"]] if value is None else value, batch_size=weight, **how)
 
 
 def _merge(metric: Metric, state: dict[str, Any]) -> None:

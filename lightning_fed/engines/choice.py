@@ -71,6 +71,10 @@ def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch
         return f"precision {trainer.precision} is mixed"
     if len(trainer.optimizers) != 1 or type(trainer.optimizers[0]) not in ELEMENTWISE:
         return f"{', '.join(type(o).__name__ for o in trainer.optimizers)} may mix the clients of a stack"
+    if trainer.optimizers[0]._optimizer_step_pre_hooks or trainer.optimizers[0]._optimizer_step_post_hooks:
+        return "a hook listens to the optimiser"
+    if name := hooked(module):
+        return f"a hook listens to {name}"
     trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p.requires_grad}
     if trained != {p for p in module.parameters() if p.requires_grad}:
         return "the optimiser does not train all parameters"
@@ -86,6 +90,17 @@ def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch
         for callback in listening(trainer, hook):
             if not isinstance(callback, FederatedProgressBar):
                 return f"{type(callback).__name__} has an {hook} hook"
+    return None
+
+
+def hooked(module: nn.Module) -> str | None:
+    """The name of a parameter or a part with a hook, which may change or keep what it sees; None if there is none."""
+    for name, p in module.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return name
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            return name or type(part).__name__
     return None
 
 
@@ -129,7 +144,12 @@ class Choice:
         if self._decided is None or self._decided[0] != layout:
             self._decided = layout, self._decide(trainer, server, layout, cohort)
         stacked = self._decided[1]
-        return None if stacked is None or stacked.given_up else stacked
+        if stacked is None or stacked.given_up:
+            return None
+        if reason := impossible(trainer, server, layout.dtype):  # a callback may have changed something
+            stacked.give_up(UnfitError(reason))
+            return None
+        return stacked
 
     def _decide(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]

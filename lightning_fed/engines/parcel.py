@@ -46,7 +46,9 @@ class Parcel:
     def open(self, label: bytes) -> Any:
         """The content; its tensors stay where they are until nobody needs them."""
         stream, kinds = pickle.loads(label)
-        shared = torch.frombuffer(mmap.mmap(self._fd, 0), dtype=torch.uint8)
+        # unlike mmap's, this map does not keep a file descriptor for as long as a tensor lives
+        storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{self._fd}", True, os.fstat(self._fd).st_size)
+        shared = torch.empty(0, dtype=torch.uint8).set_(storage)
         self.close()
         tensors, start = [], 0
         for dtype, shape in kinds:

@@ -1,20 +1,25 @@
-"""Whether clients of a module can be stacked: found out on a batch of two clients before the first round."""
+"""Whether clients of a module can be stacked: found out on a batch of some clients before the first round."""
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
 
 from lightning_fed.attributes import changed, remember, restore
-from lightning_fed.local.functional import Notes, UnfitError
+from lightning_fed.local.functional import Notes, Outline, UnfitError
 from lightning_fed.local.plan import Blocks, Plan
+from lightning_fed.local.stack import Stack, is_plain
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.store import ClientId
 from lightning_fed.vector import buffers_of, clones, restore_buffers
@@ -23,33 +28,36 @@ from lightning_fed.visit import Visit
 if TYPE_CHECKING:
     from lightning_fed.server import FederatedServer
 
+#: Clients whose batches are tried out.
+TRIED = 2
+
 
 def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[ClientId]) -> None:
-    """Compare the first batch of two clients, stacked, with the module's own steps; raises :class:`UnfitError`."""
+    """Compare first batches of clients, and mixtures of them, with the module's own steps; raises :class:`UnfitError`.
+
+    Mixtures, because a client may hold so few samples or labels that no loss could be told from a mean.
+    """
     trainer, module = stacked.trainer, stacked.trainer.lightning_module
-    visits = [Visit(server.rounds_done, cid, i, 2) for i, cid in enumerate(cohort[:2])]
+    visits = [Visit(server.rounds_done, cid, i, len(cohort)) for i, cid in enumerate(cohort[:TRIED])]
     named = dict(module.named_parameters())
     params = [named[name] for name in stacked.layout.names]
+    start = [p.detach().expand(len(visits), *p.shape).clone() for p in params]
     try:
         with _untouched(module):
             plans = [Plan.of(trainer, server, visit) for visit in visits]
             block = next(iter(Blocks(plans, len(plans), stacked.convert, params[0])))
-            found, _, _ = stacked.loss(
-                [p.detach().expand(len(plans), *p.shape).clone() for p in params],
-                stacked.loss.shared(),
-                block.batch(0),
-                block.weights[0],
-            )
-            expected = [_gradient(stacked, module, first_batch(plan, stacked), params) for plan in plans]
+            batches = [first_batch(plan, stacked) for plan in plans]
+            seen = [_Seen.of(stacked, start, block.batch(0), block.weights[0], batches)]
+            mixed = [part.transpose(0, 1).reshape(part.shape) for part in block.batch(0)]
+            even = torch.full_like(block.weights[0], 1 / block.weights.shape[-1])
+            batches = [[part[i] for part in mixed] for i in range(len(plans))]
+            seen.append(_Seen.of(stacked, start, mixed, even, batches))
     except UnfitError:
         raise
     except Exception as error:
         raise UnfitError(f"training_step does not work under torch.func: {_first_line(error)}") from error
-    for i, gradient in enumerate(expected):
-        for name, ours, theirs in zip(stacked.layout.names, found, gradient, strict=True):
-            scale = max(float(theirs.abs().max()), 1e-30)
-            if not torch.allclose(ours[i], theirs, rtol=0, atol=scale * float(torch.finfo(theirs.dtype).eps) ** 0.6):
-                raise UnfitError(f"the loss of a batch is not the mean over its samples (gradient of {name})")
+    for each in seen:
+        each.compare(stacked)
 
 
 def first_batch(plan: Plan, stacked: StackedLocal) -> Any:
@@ -58,15 +66,79 @@ def first_batch(plan: Plan, stacked: StackedLocal) -> Any:
     return stacked.convert(tensors if plan.loader.transform is None else plan.loader.transform(tensors))
 
 
-def _gradient(
-    stacked: StackedLocal, module: pl.LightningModule, batch: Any, params: list[nn.Parameter]
-) -> list[Tensor]:
-    step = stacked.loss.step
-    with torch.enable_grad(), Notes().taken(module):
-        output = step(batch)
-        loss = output["loss"] if isinstance(output, dict) else output
-        gradient = torch.autograd.grad(loss, params, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(params, gradient, strict=True)]
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """Gradients and notes of a stack of batches, and those of the module's own steps on them."""
+
+    found: Stack
+    noted: list[Tensor]
+    outline: Outline
+    weights: Tensor
+    own: list[tuple[Sequence[Tensor | None], Notes]]
+
+    @classmethod
+    def of(
+        cls, stacked: StackedLocal, start: Stack, batch: list[Tensor], weights: Tensor, batches: Sequence[Any]
+    ) -> _Seen:
+        found, _, noted = stacked.loss(start, stacked.loss.shared(), batch, weights)
+        return cls(found, noted, stacked.loss.outline, weights, [_own_step(stacked, own) for own in batches])
+
+    def compare(self, stacked: StackedLocal) -> None:
+        plain = is_plain(stacked.trainer.optimizers[0])
+        for i, (gradient, notes) in enumerate(self.own):
+            for name, ours, theirs in zip(stacked.layout.names, self.found, gradient, strict=True):
+                if theirs is None and not plain:
+                    raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
+                if not _close(ours[i], torch.zeros_like(ours[i]) if theirs is None else theirs):
+                    raise UnfitError(f"the loss of a batch is not the mean over its samples (gradient of {name})")
+            _compare_notes(self.outline, [part[i] for part in self.noted], self.weights[i], notes)
+
+
+def _own_step(stacked: StackedLocal, batch: Any) -> tuple[Sequence[Tensor | None], Notes]:
+    module, notes = stacked.trainer.lightning_module, Notes()
+    named = dict(module.named_parameters())
+    with torch.enable_grad(), notes.taken(module):
+        output = stacked.loss.step(batch)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        return torch.autograd.grad(loss, [named[name] for name in stacked.layout.names], allow_unused=True), notes
+
+
+def _compare_notes(outline: Outline, noted: Sequence[Tensor], weights: Tensor, notes: Notes) -> None:
+    """What one client's samples logged, one by one, with what its batch logged."""
+    size = int((weights > 0).sum())
+    samples = iter([part[:size] for part in noted])
+    if list(outline.logged) != list(notes.logged) or [m for m, _ in outline.updates] != [m for m, _ in notes.updates]:
+        raise UnfitError("training_step logs other things for a sample than for a batch")
+    for name, (value, _) in notes.logged.items():
+        mean = next(samples).float().mean() if name in outline.computed else outline.logged[name][0]
+        same = _close(mean, value.detach().float()) if isinstance(value, Tensor) else mean is value or mean == value
+        if not same or notes.batch_sizes[name] not in (None, size):
+            raise UnfitError(f"what training_step logs as {name!r} is not the mean over its samples")
+    for metric, args in notes.updates:
+        whole, parts = copy.deepcopy(metric), copy.deepcopy(metric)
+        ours = [next(samples) for _ in args]
+        whole.update(*(arg.detach() for arg in args))
+        for row in zip(*ours, strict=True):
+            parts.update(*row)
+        for ours_now, theirs in zip(tree_leaves(_state(parts)), tree_leaves(_state(whole)), strict=True):
+            if ours_now.shape != theirs.shape or not _close(ours_now.float(), theirs.float()):
+                raise UnfitError(f"{type(metric).__name__} is not updated sample by sample")
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    state: dict[str, Any] = metric.metric_state
+    return {name: _joined(value) if isinstance(value, list) and value else value for name, value in state.items()}
+
+
+def _joined(batches: list[Tensor]) -> Tensor:
+    return torch.cat([batch.reshape(-1, *batch.shape[1:]) for batch in batches])
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    if not bool(torch.isfinite(theirs).all()):
+        return True  # bad data: training will name the client
+    tolerance = max(float(theirs.abs().max()), 1e-30) * float(torch.finfo(theirs.dtype).eps) ** 0.6
+    return torch.allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
 class _Watched:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from pytorch_lightning.callbacks import ProgressBar
 from torchmetrics import Metric
 
-from lightning_fed._compat import is_overridden
+from lightning_fed._compat import SIGTERMException, is_overridden
 from lightning_fed.attributes import changed, remember
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
@@ -28,6 +30,9 @@ from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import overwrite, parameters_of
 from lightning_fed.visit import Visit
+
+#: Clients whose answers may be under way at once: each takes two file descriptors.
+TOGETHER = 128
 
 
 def why_not_workers(trainer: pl.Trainer) -> str | None:
@@ -83,23 +88,38 @@ class WorkersEngine:
     ) -> Iterator[Reply[Any, Any]]:
         known = list(states)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        team = _Team(
-            min(self.workers, len(cohort)), len(cohort), lambda i: self._answer(step, known[i], down, visits[i])
-        )
+        done = 0
+        while done < len(visits) and self.workers > 1:
+            done += yield from self._ask(step, known, down, visits, range(done, min(done + TOGETHER, len(visits))))
+        for state, visit in zip(known[done:], visits[done:], strict=True):
+            yield self.alone.visit(step, state, down, visit)
+
+    def _ask(
+        self, step: Step, known: list[Any], down: Broadcast, visits: list[Visit], share: Sequence[int]
+    ) -> Generator[Reply[Any, Any], None, int]:
+        """The replies of a share of the cohort; gives how many there are: not all, if other processes will not do."""
+        first = share[0]
+
+        def task(i: int) -> tuple[Any, _Answer]:
+            return self._answer(step, known[first + i], down, visits[first + i])
+
+        team = _Team(min(self.workers, len(share)), len(share), task)
         try:
-            for i, visit in enumerate(visits):
+            for i, visit in enumerate(visits[first : first + len(share)]):
                 notify(self.trainer, "on_client_start", visit)
-                state, answer = team.receive(i, self.alone.where(visit.client))
+                try:
+                    state, answer = team.receive(i, self.alone.where(visit.client))
+                finally:
+                    if self.trainer.received_sigterm:
+                        raise SIGTERMException
                 if answer.changed is not None:
-                    break
+                    self.workers = 1
+                    self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
+                    return i
                 yield self._take(visit, replace(answer.reply, state=state), answer)
-            else:
-                return
         finally:
             team.dismiss()
-        self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
-        for state, visit in list(zip(known, visits, strict=True))[i:]:
-            yield self.alone.visit(step, state, down, visit)
+        return len(share)
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -120,6 +140,7 @@ class WorkersEngine:
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
         trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+        unmergeable = _watch(trainer)
         parts = {name: part for name, part in module.named_modules() if not isinstance(part, Metric)}
         for part in module.modules():
             if isinstance(part, Metric):
@@ -127,10 +148,41 @@ class WorkersEngine:
         before = {name: remember(part) for name, part in parts.items()}
         reply = self.alone.answer(step, state, down, visit)
         touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
-        other = next(touched, None)
+        other = next(iter(unmergeable), None) or next(touched, None)
         facts = visit.step, visit.planned, visit.loss
         logged = Logged.of(results, module)
         return reply.state, _Answer(replace(reply, state=None), logged, self.alone.buffers[visit.client], facts, other)
+
+
+def _watch(trainer: pl.Trainer) -> list[str]:
+    """In the child: notes when training reads what was gathered from all clients, or writes to a logger itself."""
+    found: list[str] = []
+    for name, part in trainer.lightning_module.named_modules():
+        if isinstance(part, Metric):
+            vars(part)["compute"] = partial(_computed, part, part.compute, name, found)
+    stand_ins: list[Any] = [_Logger(found) for _ in trainer.loggers]
+    trainer.loggers = stand_ins
+    return found
+
+
+def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:
+    if metric._should_unsync:  # not so inside forward, which gives a batch's own value
+        found.append(f"or reads the value of {name}")
+    return compute()
+
+
+class _Logger:
+    """Stands for a logger, which is the parent's."""
+
+    def __init__(self, found: list[str]) -> None:
+        self._found = found
+
+    def __getattr__(self, name: str) -> Any:
+        self._found.append(f"the logger ({name})")
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        return None
 
 
 class _Team:
@@ -144,6 +196,7 @@ class _Team:
         self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
         self.lines: list[Connection] = []
         self.pids: list[int] = []
+        sys.stdout.flush()  # or children would print it once more
         for k in range(workers):
             receiver, sender = Pipe(duplex=False)
             with warnings.catch_warnings():
@@ -172,6 +225,7 @@ class _Team:
                     break
             code = 0
         finally:
+            sys.stdout.flush()
             os._exit(code)
 
     def receive(self, i: int, where: str) -> tuple[Any, _Answer]:

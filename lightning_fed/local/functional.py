@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
@@ -14,6 +15,8 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_fed._compat import is_param_in_hook_signature
 from lightning_fed.local.stack import Stack
+
+_LOG = signature(pl.LightningModule.log)
 
 
 class UnfitError(Exception):
@@ -37,9 +40,14 @@ class Notes:
     """What a training step logs and which metrics it updates, with the values it gives them."""
 
     logged: dict[str, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
+    batch_sizes: dict[str, int | None] = field(default_factory=dict)
     updates: list[tuple[Metric, tuple[Tensor, ...]]] = field(default_factory=list)
 
-    def log(self, name: str, value: Any, *_: Any, batch_size: int | None = None, **kwargs: Any) -> None:
+    def log(self, *args: Any, **given: Any) -> None:
+        kwargs = _LOG.bind(None, *args, **given).arguments
+        name, value = kwargs.pop("name"), kwargs.pop("value")
+        del kwargs["self"]
+        self.batch_sizes[name] = kwargs.pop("batch_size", None)
         if kwargs.get("reduce_fx", "mean") not in ("mean", None) or name in self.logged:
             raise UnfitError(f"training_step logs {name!r} in a way that is not a mean over batches")
         self.logged[name] = value, kwargs
@@ -62,9 +70,9 @@ class Notes:
             if isinstance(part, pl.LightningModule):
                 stand_ins = {"log": self.log}
             elif isinstance(part, Metric):
-                stand_ins = {"update": self._updating(part), "forward": _value_wanted}
+                stand_ins = {"update": self._updating(part), "forward": _value_wanted, "compute": _value_wanted}
             elif isinstance(part, MetricCollection):
-                stand_ins = {"update": _value_wanted, "forward": _value_wanted}
+                stand_ins = dict.fromkeys(("update", "forward", "compute"), _value_wanted)
             replaced += [(part, name, vars(part).get(name)) for name in stand_ins]
             vars(part).update(stand_ins)
         try:
@@ -95,7 +103,7 @@ class _Index:
     def _used(self, *_: Any) -> NoReturn:
         raise UnfitError("training_step uses batch_idx")
 
-    __bool__ = __index__ = __int__ = __float__ = __hash__ = _used
+    __str__ = __format__ = __bool__ = __index__ = __int__ = __float__ = __hash__ = _used
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _used
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _used
 
@@ -133,6 +141,16 @@ class StackedLoss:
         """Frozen parameters and buffers, which all clients have in common."""
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         return [tensors[name].detach() for name in self._shared_names]
+
+    def alone(self, params: Sequence[Tensor], batch: list[Tensor]) -> Tensor:
+        """The loss of one client's batch, as the module computes it; nothing is noted."""
+        outline = self.outline
+        try:
+            tensors = zip([*self.names, *self._shared_names], [*params, *self.shared()], strict=True)
+            loss: Tensor = self._loss(dict(tensors), batch)[0].detach()
+        finally:
+            self.outline = outline
+        return loss
 
     def __call__(
         self, params: Stack, shared: list[Tensor], batch: list[Tensor], weights: Tensor

@@ -7,9 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torchmetrics import Metric
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +49,3 @@ class Graphs:
             log.info("Local steps are not compiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
             return graph
         return compiled
-
-
-def fingerprint(module: nn.Module) -> Hashable:
-    """What a recorded training step holds fast: plain attributes of the module and its parts, and which objects."""
-    return tuple(
-        (key, value if isinstance(value, int | float | str | None) else id(value))
-        for part in module.modules()
-        if not isinstance(part, Metric)
-        for key, value in vars(part).items()
-        if not key.startswith("_")
-    )

@@ -83,6 +83,8 @@ class Blocks:
         first = plans[0].loader
         if any(p.loader.transform != first.transform or p.loader.batch_size != first.batch_size for p in plans):
             raise UnfitError("clients have different transforms or batch sizes")
+        if len({tuple((t.shape[1:], t.dtype) for t in plan.loader.tensors) for plan in plans}) > 1:
+            raise UnfitError("samples of different clients have different shapes or types")
         self.steps = max(plan.steps for plan in plans)
         self.batch_size = first.batch_size
         bytes_by_step = sum(t[:1].numel() * t.element_size() for t in first.tensors) * m * first.batch_size

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lightning_fed._compat import SIGTERMException
+from lightning_fed.attributes import fingerprint
 from lightning_fed.core import Question, StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
-from lightning_fed.local.graphs import Graph, Graphs, fingerprint
+from lightning_fed.local.graphs import Graph, Graphs
 from lightning_fed.local.plan import Block, Blocks, Plan
 from lightning_fed.local.stack import Stack, augmented, clipping, is_plain, per_client, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
@@ -83,6 +84,7 @@ class StackedLocal:
         self.loss = StackedLoss(trainer.lightning_module, layout.names)
         self.graphs = Graphs(compile)
         self._outlines: dict[Graph, Outline] = {}
+        self._checked = 0
         self.given_up = False
         self.alike = True  # as long as all clients of a stack are known to do the same
 
@@ -103,6 +105,19 @@ class StackedLocal:
         """The function recorded for inputs of this shape, and what it logs."""
         graph = self.graphs.get((*key, fingerprint(self.trainer.lightning_module)), function, inputs)
         return graph, self._outlines.setdefault(graph, self.loss.outline)
+
+    def check(self, at: Stack, block: Block, losses: Tensor, clients: int) -> None:
+        """Compare the first losses of one client, another one each time, with what the module says itself.
+
+        A recorded step holds fast what it saw of the world, such as global variables.
+        """
+        i, self._checked = self._checked % clients, self._checked + 1
+        with torch.inference_mode(False), torch.enable_grad():
+            own = [part[i, : int(block.sizes[0, i])].clone() for part in block.batch(0)]
+            expected = self.loss.alone([p[i].clone() for p in at], own).to(losses.dtype)
+        tolerance = torch.finfo(losses.dtype).eps ** 0.6
+        if not torch.isclose(losses[i], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise UnfitError("training_step gives another loss than when it was recorded")
 
     def convert(self, batch: Any) -> Any:
         return self.trainer.precision_plugin.convert_input(batch)
@@ -184,6 +199,8 @@ class _Run:
         for t in range(block.steps):
             self._heed_signals()
             out = graph(*inputs(t))
+            if done + t == 0:
+                self.local.check(self.params, block, out[count], len(self.plans))
             self.params = list(out[:count])
             losses.append(out[count])
             self.log.note(out[count + 1 :])
@@ -211,7 +228,10 @@ class _Run:
         losses = []
         for t in range(block.steps):
             self._heed_signals()
-            out = graph(*inputs(t, self._mapped("evaluate_at", (done + t) * self.lr)))
+            at = self._mapped("evaluate_at", (done + t) * self.lr)
+            out = graph(*inputs(t, at))
+            if done + t == 0:
+                self.local.check(at, block, out[count], len(self.plans))
             gradients = augmented(list(out[:count]), self.params, self.constants, self.rho)
             gradients = gradients if clip is None else clip(gradients)
             before = None if active is None else [p.clone() for p in self.params]

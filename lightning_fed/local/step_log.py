@@ -42,7 +42,7 @@ class StepLog:
         module, outline = trainer.lightning_module, self._outline
         module._current_fx_name = "training_step"
         for metric, args in self._updates:
-            metric.update(*args)
+            metric.update(*(arg.clone() for arg in args))  # made in inference mode, where metrics do not live
         for name, (known, kwargs) in outline.logged.items() if outline else ():
             value = self._sums[name] / self._samples if known is None else known
             module.log(name, value, batch_size=self._samples, **kwargs)
