@@ -280,6 +280,7 @@ class FederatedServer(FederatedCallback):
         self._module = trainer.lightning_module
         examples = {cid: data.num_examples(cid) for cid in data.client_ids}
         self.federation = Federation(self.algorithm, examples, self._module)
+        self._choice = Choice(self.engine, self.compile, self.workers)
         return self.federation
 
     def _play(self, trainer: pl.Trainer, cohort: list[ClientId]) -> Outcome:

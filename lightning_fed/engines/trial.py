@@ -14,7 +14,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torchmetrics import Metric
 
 from lightning_fed.attributes import changed, remember, restore
 from lightning_fed.local.functional import Notes, Outline, UnfitError
@@ -115,23 +114,16 @@ def _compare_notes(outline: Outline, noted: Sequence[Tensor], weights: Tensor, n
         if not same or notes.batch_sizes[name] not in (None, size):
             raise UnfitError(f"what training_step logs as {name!r} is not the mean over its samples")
     for metric, args in notes.updates:
+        if any(isinstance(default, list) for default in metric._defaults.values()):
+            raise UnfitError(f"{type(metric).__name__} keeps what it is given, and may look at it batch by batch")
         whole, parts = copy.deepcopy(metric), copy.deepcopy(metric)
         ours = [next(samples) for _ in args]
         whole.update(*(arg.detach() for arg in args))
         for row in zip(*ours, strict=True):
             parts.update(*row)
-        for ours_now, theirs in zip(tree_leaves(_state(parts)), tree_leaves(_state(whole)), strict=True):
+        for ours_now, theirs in zip(tree_leaves(parts.metric_state), tree_leaves(whole.metric_state), strict=True):
             if ours_now.shape != theirs.shape or not _close(ours_now.float(), theirs.float()):
                 raise UnfitError(f"{type(metric).__name__} is not updated sample by sample")
-
-
-def _state(metric: Metric) -> dict[str, Any]:
-    state: dict[str, Any] = metric.metric_state
-    return {name: _joined(value) if isinstance(value, list) and value else value for name, value in state.items()}
-
-
-def _joined(batches: list[Tensor]) -> Tensor:
-    return torch.cat([batch.reshape(-1, *batch.shape[1:]) for batch in batches])
 
 
 def _close(ours: Tensor, theirs: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric, SumMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed._compat import SIGTERMException
@@ -121,6 +121,15 @@ class MetersBatches(Odd):
         self.log("meter", self.meter)
 
 
+class KeepsScores(Odd):
+    def build(self) -> None:
+        self.area = MulticlassAUROC(3)
+
+    def note(self, loss: Tensor, x: Tensor, y: Tensor, batch_idx: int) -> None:
+        self.area.update(self(x).detach(), y)
+        self.log("area", self.area, on_step=False, on_epoch=True)
+
+
 class ReadsAMetric(Odd):
     def build(self) -> None:
         self.mean = MeanMetric()
@@ -182,6 +191,7 @@ REFUSED = {
     WeighsBatchesEqually: "'train_loss' is not the mean",
     NamesTheBatch: "uses batch_idx",
     MetersBatches: "SumMetric is not updated sample by sample",
+    KeepsScores: "MulticlassAUROC keeps what it is given",
     ReadsAMetric: "asks a metric for its value",
     ClampsGradients: r"hook listens to net\.0\.weight",
     ClampsWeights: "hook listens to the optimiser",
