@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             raise TypeError(f"Compressed.algorithm must be an Algorithm such as FedADMM(), got {self.algorithm!r}.")
         if not isinstance(self.transform, Transform):
             raise TypeError(f"Compressed.transform must be a Transform such as Quantize(16), got {self.transform!r}.")
-        remembers = type(self.algorithm).acknowledge is not Algorithm.acknowledge
-        if self.feedback and remembers:
+        if self.feedback and self._remembers:
             raise ValueError(
                 f"Compressed(feedback=True) would count twice: {type(self.algorithm).__name__} remembers what arrived."
                 " Leave feedback off."
@@ -72,8 +72,21 @@ class Compressed(Algorithm[Any, ClientState, Any]):
     def broadcast(self, server: Any) -> Broadcast:
         return self.algorithm.broadcast(server)
 
+    @property
+    def _remembers(self) -> bool:
+        """Whether clients keep what arrived, and so send what did not with the next change."""
+        return type(self.algorithm).acknowledge is not Algorithm.acknowledge
+
     def bind(self, layout: Layout) -> Compressed:
-        return replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
+        bound = replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
+        if (self._remembers or self.feedback) and (noise := bound.transform.noise(layout.numel)) >= 1:
+            warnings.warn(
+                f"{self.transform} adds up to {noise:.2g} times the square of what is sent in noise. What is not sent"
+                " right is sent again, with noise of its own: from 1 on that may grow from visit to visit. Use more"
+                f" levels than the square root of the number of parameters, {layout.numel}.",
+                stacklevel=2,
+            )
+        return bound
 
     def bytes_down(self, down: Broadcast) -> int:
         return self.algorithm.bytes_down(down)

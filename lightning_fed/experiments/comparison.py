@@ -30,7 +30,7 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedMid": (),
     "FedDualAvg": (),
     "FedPAQ": (),
-    "FedADMM+Quantize:levels=16": (),
+    "FedADMM+Quantize:levels=64": (),
     "FedADMM+TopK:k=228": (),  # a tenth of the perceptron's parameters
     "FedPD": ("FedPD:eta_hat=10",),
     "ParallelDRS": (),

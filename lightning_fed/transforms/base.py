@@ -28,6 +28,10 @@ class Transform(ABC):
         """The same transform (equal, and printed alike), which now knows where each parameter lies in the vector."""
         return self
 
+    def noise(self, d: int) -> float:
+        """A bound of the variance of what arrives of a vector of d entries, over its squared norm; 0 without draws."""
+        return 0.0
+
     @abstractmethod
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         """Send ``v``, drawing whatever is random from ``rng``; ``v`` is not modified."""
@@ -54,6 +58,9 @@ class Compose(Transform):
 
     def bind(self, layout: Layout) -> Compose:
         return replace(self, transforms=[transform.bind(layout) for transform in self.transforms])
+
+    def noise(self, d: int) -> float:
+        return max(transform.noise(d) for transform in self.transforms)
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         sent = Sent(v, 0)

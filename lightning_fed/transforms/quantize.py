@@ -54,6 +54,14 @@ class Quantize(Transform):
         object.__setattr__(bound, "_sizes", tuple(filter(None, map(math.prod, layout.shapes))))
         return bound
 
+    def noise(self, d: int) -> float:
+        """
+        >>> round(Quantize(levels=16).noise(2282), 2), Quantize(levels=64).noise(2282) < 1
+        (2.99, True)
+        """
+        largest = max(self._sizes) if self.per == "tensor" and self._sizes else d
+        return min(largest / self.levels**2, math.sqrt(largest) / self.levels)
+
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         sizes = self._blocks(v)
         bits = len(sizes) * NORM_BITS + v.numel() * (1 + math.ceil(math.log2(self.levels + 1)))

@@ -60,10 +60,10 @@ def test_every_algorithm_is_compared_and_every_label_is_one() -> None:
 
 
 def test_table_csv_figure_and_wandb_tell_what_was_run() -> None:
-    main([*SMALL, "FedAvg", "FedLin", "FedADMM+Quantize:levels=16"])
+    main([*SMALL, "FedAvg", "FedLin", "FedADMM+Quantize:levels=64"])
     out = Path("runs/compare/quick")
     found = table((out / "compare.md").read_text())
-    assert list(found) == ["FedAvg", "FedLin", "FedADMM+Quantize:levels=16"]
+    assert list(found) == ["FedAvg", "FedLin", "FedADMM+Quantize:levels=64"]
     assert [row["clients"] for row in found.values()] == ["10 of 30", "all", "10 of 30"]
     assert [row["local steps"] for row in found.values()] == ["200", "600", "200"]
     assert [row["full gradients"] for row in found.values()] == ["0", "90", "0"]
@@ -72,7 +72,7 @@ def test_table_csv_figure_and_wandb_tell_what_was_run() -> None:
     assert int(last["FedAvg"]["bytes_up"]) == int(last["FedAvg"]["bytes_down"]) == 2 * 10 * MODEL
     assert int(last["FedLin"]["bytes_down"]) == 2 * 30 * 2 * MODEL
     assert int(last["FedLin"]["bytes_up"]) == (2 * 2 + 1) * 30 * MODEL
-    assert int(last["FedADMM+Quantize:levels=16"]["bytes_up"]) == 2 * 10 * -(-(32 + 6 * MODEL // 4) // 8)
+    assert int(last["FedADMM+Quantize:levels=64"]["bytes_up"]) == 2 * 10 * -(-(32 + 8 * MODEL // 4) // 8)
     assert found["FedAvg"]["MB"] == f"{4 * 10 * MODEL / 1e6:.3g}"
     assert found["FedAvg"]["train loss, round 2"] == f"{float(last['FedAvg']['train_loss']):.4f}"
     assert (out / "compare.png").stat().st_size > 10_000

@@ -147,6 +147,7 @@ def test_without_levels_fedpaq_is_fedavg() -> None:
     assert identical(whole.server, avg.server)
 
 
+@pytest.mark.filterwarnings("ignore:.* in noise")
 @pytest.mark.parametrize(
     "algorithm",
     [FedPAQ(levels=3, per="tensor"), Compressed(FedADMM(), Compose([Clip(100.0), Quantize(3, per="tensor")]))],
@@ -161,3 +162,34 @@ def test_a_fit_binds_the_quantiser_to_the_modules_tensors(algorithm: FedPAQ | Co
     assert server.federation.bytes_up == 2 * 3 * math.ceil((4 * 32 + 3 * scalars) / 8)
     assert server.federation.bytes_down == 2 * 3 * 4 * scalars
     assert not torch.equal(x_of(module), before)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warns"),
+    [
+        (Compressed(FedADMM(), Quantize(3)), True),  # 27 parameters: sqrt(27) / 3 > 1
+        (Compressed(FedADMM(), Compose([Clip(1.0), Quantize(3)])), True),
+        (Compressed(FedAvg(), Quantize(3), feedback=True), True),
+        (Compressed(FedAvg(), Quantize(3)), False),
+        (Compressed(FedADMM(), Quantize(6)), False),
+        (Compressed(FedADMM(), TopK(1)), False),
+    ],
+    ids=repr,
+)
+def test_noise_that_memory_would_let_grow_is_warned_of(algorithm: Compressed, warns: bool) -> None:
+    layout = Layout.of(torch.nn.Linear(8, 3))
+    assert layout.numel == 27
+    if warns:
+        with pytest.warns(UserWarning, match=r"Quantize\(levels=3.* more levels than the square root .* 27"):
+            algorithm.bind(layout)
+    else:
+        algorithm.bind(layout)
+
+
+def test_the_bound_of_the_noise_holds() -> None:
+    g = torch.Generator().manual_seed(0)
+    v = torch.randn(50, generator=g, dtype=torch.float64)
+    for levels in (2, 8, 64):
+        sent = torch.stack([Quantize(levels)(v, g).value for _ in range(400)])
+        seen = float((sent - v).square().sum(1).mean() / v.square().sum())
+        assert seen <= 1.1 * Quantize(levels).noise(50)
