@@ -70,18 +70,19 @@ def local_epochs(
     """
     data: Any = trainer.datamodule
     overfit = trainer.overfit_batches > 0
-    generator = torch.Generator()
+    of_the_run, generator = server.seed, torch.Generator()
     loader: Any = None
     epoch = done = 0
     while epoch == 0 or done < visit.planned:
         if seed:
-            seed_global(server.seed, visit.round, visit.client, epoch)
+            seed_global(of_the_run, visit.round, visit.client, epoch)
         # a seed for each local epoch: a draw never depends on what was drawn before it
-        generator.manual_seed(derive_seed(server.seed, visit.round, visit.client, epoch, "batches"))
-        if type(loader) is not TensorLoader or is_overridden("client_dataloader", data, FederatedDataModule):
+        generator.manual_seed(derive_seed(of_the_run, visit.round, visit.client, epoch, "batches"))
+        if epoch == 0 or not reused:
             loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
-        length = epoch_length(trainer, len(loader))
+            length = epoch_length(trainer, len(loader))
         if epoch == 0:
+            reused = type(loader) is TensorLoader and not is_overridden("client_dataloader", data, FederatedDataModule)
             visit.planned = planned_batches(trainer, server, length, visit.work)
         count = min(length, visit.planned - done)
         yield loader, count
