@@ -72,13 +72,14 @@ def local_epochs(
     overfit = trainer.overfit_batches > 0
     of_the_run, generator = server.seed, torch.Generator()
     loader: Any = None
-    epoch = done = 0
+    epoch = done = length = 0
+    reused = False
     while epoch == 0 or done < visit.planned:
         if seed:
             seed_global(of_the_run, visit.round, visit.client, epoch)
         # a seed for each local epoch: a draw never depends on what was drawn before it
         generator.manual_seed(derive_seed(of_the_run, visit.round, visit.client, epoch, "batches"))
-        if epoch == 0 or not reused:
+        if not reused:
             loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
             length = epoch_length(trainer, len(loader))
         if epoch == 0:
