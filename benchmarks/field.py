@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ class Contestant:
     workloads: tuple[str, ...] = ("W1", "W2", "W3")
     environment: str = ""  # in environments/; the project's own if empty
     needs_torch: bool = True
-    compiles: bool = False  # then the first round is never counted
+    slow_start: bool = False  # the first round is much slower than the others
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,13 +45,13 @@ CONTESTANTS = (
     Contestant(LOOPS[1], "loop", options=TWO),
     Contestant("Trainer per client", "trainer", options=ONE),
     Contestant("ours", "ours", workloads=SMALL, options={**ONE, "compile": False}),
-    Contestant("ours, compiled", "ours", workloads=SMALL, compiles=True, options={**ONE, "compile": True}),
+    Contestant("ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True}),
     Contestant("ours", "ours", workloads=LARGE, options=ONE),
     Contestant("ours, 2 workers", "ours", workloads=LARGE, options={**ONE, "workers": 2}),
-    Contestant("Flower", "flower", "FedAvg", environment="flower"),
+    Contestant("Flower", "flower", "FedAvg", environment="flower", slow_start=True),
     Contestant("pfl-research", "pfl_research", "FedAvg", environment="pfl", options=ONE),
     Contestant("FedLab", "fedlab", "FedAvg", environment="fedlab", options=ONE),
-    Contestant("FedJAX", "fedjax", "FedAvg", environment="fedjax", needs_torch=False, compiles=True),
+    Contestant("FedJAX", "fedjax", "FedAvg", environment="fedjax", needs_torch=False, slow_start=True),
 )
 
 
@@ -118,8 +119,7 @@ class Player:
             raise FailedError(f"took more than {self.patience:.0f} s")
         if not lines[0]:
             self.stop()
-            said = [line for line in self.log.read_text().splitlines() if line.strip()]
-            raise FailedError(f"cannot run: {said[-1] if said else 'it said nothing'}"[:300])
+            raise FailedError(f"cannot run: {_last_words(self.log.read_text())}")
         facts: dict[str, Any] = json.loads(lines[0])
         return facts
 
@@ -127,6 +127,13 @@ class Player:
 def _open(pipe: IO[str] | None) -> IO[str]:
     assert pipe is not None
     return pipe
+
+
+def _last_words(log: str) -> str:
+    """The last error, without the names of files."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return re.sub(r"\s*\(/[^)]*\)", "", (errors or lines or ["it said nothing"])[-1])[:300]
 
 
 def machine() -> str:

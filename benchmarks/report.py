@@ -27,7 +27,7 @@ def markdown(found: dict[str, Any]) -> str:
         ]
         for who, row in rows.items():
             figures = f"{row['wall']:.3f} | {row['cpu']:.3f} | {row['start_up']:.1f} | {row['peak'] / 1e6:,.0f}"
-            lines.append(f"| {who} | {row['method']} | {figures} | {max(1, len(row['rounds']))} |")
+            lines.append(f"| {who} | {row['method']} | {figures} | {row['count']} |")
         lines += ["", *ratios(rows), ""]
         missing = {who: row["reason"] for who, row in workload["rows"].items() if "reason" in row}
         lines += [f"- {who} {reason}" for who, reason in missing.items()] + [""] * bool(missing)

@@ -20,6 +20,7 @@ from venvs import UnavailableError
 from workloads import WORKLOADS, Workload, prepare
 
 RESULTS = Path(__file__).parent / "results"
+LONG = 10  # seconds, beside which it does not matter that a round is the first
 
 
 def main() -> None:
@@ -71,9 +72,7 @@ def compete(
         for player in list(players):
             name = player.contestant.name
             row = rows[name]
-            # a long first round of those who compile nothing is as good as any
-            used = sum(turn["wall"] for turn in row["rounds"]) + (not player.contestant.compiles) * row["first"]["wall"]
-            if used > seconds:
+            if sum(turn["wall"] for turn in counted(player.contestant, row)) > seconds:
                 continue
             try:
                 row["rounds"].append(player.play())
@@ -85,16 +84,19 @@ def compete(
         row = rows[player.contestant.name]
         row["peak"] = player.peak
         player.stop()
-        _summarise(row)
+        rounds = counted(player.contestant, row)
+        row["count"] = len(rounds)
+        for clock in ("wall", "cpu"):
+            row[clock] = statistics.median(turn[clock] for turn in rounds)
+        row["start_up"] = row["ready"] + max(0.0, row["first"]["wall"] - row["wall"])
     return rows
 
 
-def _summarise(row: dict[str, Any]) -> None:
-    """Medians; a contestant that had time for one round only is judged by it."""
-    rounds = row["rounds"] or [row["first"]]
-    for clock in ("wall", "cpu"):
-        row[clock] = statistics.median(turn[clock] for turn in rounds)
-    row["start_up"] = row["ready"] + max(0.0, row["first"]["wall"] - row["wall"])
+def counted(contestant: Contestant, row: dict[str, Any]) -> list[dict[str, float]]:
+    """The first round counts if it takes long and the contestant has nothing to make ready in it."""
+    first: dict[str, float] = row["first"]
+    late = not contestant.slow_start and first["wall"] > LONG
+    return [first] * late + row["rounds"]
 
 
 def _tell(name: str, what: str, turn: dict[str, float]) -> None:

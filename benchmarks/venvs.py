@@ -1,4 +1,4 @@
-"""One virtual environment per peer, made on first use; those of torch peers see this project's packages below their own."""
+"""One virtual environment per peer, made on first use; torch and what else is missing there is the project's own."""
 
 from __future__ import annotations
 

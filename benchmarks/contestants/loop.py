@@ -52,7 +52,7 @@ class Loop:
         with torch.no_grad():
             torch._foreach_copy_(self.params, x_i)
             constant = torch._foreach_sub(z_i, self.x_bar, alpha=self.eta)
-        for x, y in self.batches(i):
+        for x, y in batches(self.data[i], self.batch, self.steps):
             self.optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(x), y).backward()
             with torch.no_grad():
@@ -67,16 +67,17 @@ class Loop:
         torch._foreach_add_(change, torch._foreach_sub(z_new, z_i), alpha=1 / self.eta)
         return change
 
-    def batches(self, i: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many as there are steps, over reshuffled epochs."""
-        x, y = self.data[i]
-        done = 0
-        while True:
-            for rows in torch.randperm(len(y)).split(self.batch):
-                if done == self.steps:
-                    return
-                yield x[rows], y[rows]
-                done += 1
+
+def batches(data: tuple[Tensor, Tensor], batch: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """As many as there are steps, over reshuffled epochs."""
+    x, y = data
+    done = 0
+    while True:
+        for rows in torch.randperm(len(y)).split(batch):
+            if done == steps:
+                return
+            yield x[rows], y[rows]
+            done += 1
 
 
 def run(workload: Workload, turn: Callable[[], None], threads: int) -> None:
