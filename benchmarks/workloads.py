@@ -18,7 +18,7 @@ class Workload:
     """``cohort`` of ``clients`` take ``steps`` steps on batches of ``batch`` each."""
 
     name: str
-    model: str  # "mlp" (60-32-10) or "cnn" (LEAF's for FEMNIST)
+    model: str  # "mlp" (60-hidden-10) or "cnn" (LEAF's for FEMNIST)
     clients: int
     cohort: int
     steps: int
@@ -26,6 +26,7 @@ class Workload:
     samples: int  # of every client; 0 for those of synthetic-(1, 1)
     lr: float = 0.01
     eta: float = 1.0  # penalty of FedADMM
+    hidden: int = 32  # units of the MLP
 
     @property
     def sample(self) -> tuple[int, ...]:
@@ -36,7 +37,7 @@ class Workload:
         return 10 if self.model == "mlp" else 62
 
     def describe(self) -> str:
-        model = "MLP 60-32-10" if self.model == "mlp" else "FEMNIST CNN, 6.6 M parameters"
+        model = f"MLP 60-{self.hidden}-10" if self.model == "mlp" else "FEMNIST CNN, 6.6 M parameters"
         return f"{model}, {self.cohort:,} of {self.clients:,} clients, {self.steps} steps of batch {self.batch}"
 
     def quick(self) -> Workload:

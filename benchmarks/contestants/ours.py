@@ -29,6 +29,12 @@ class Rounds(pl.Callback):
         self.turn()
 
 
+def model(workload: Workload) -> pl.LightningModule:
+    if workload.model == "mlp":
+        return MLP((60, workload.hidden, 10), lr=workload.lr, log_train=False)
+    return FemnistCNN(lr=workload.lr, log_train=False)
+
+
 def federation(workload: Workload) -> FederatedDataModule:
     clients = {i: TensorDataset(*map(torch.from_numpy, samples)) for i, samples in enumerate(workload.data())}
     return FederatedDataModule(clients, batch_size=workload.batch)
@@ -57,5 +63,4 @@ def run(workload: Workload, turn: Callable[[], None], threads: int, **options: A
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    module = (MLP if workload.model == "mlp" else FemnistCNN)(lr=workload.lr, log_train=False)
-    trainer.fit(module, datamodule=federation(workload))
+    trainer.fit(model(workload), datamodule=federation(workload))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from workloads import Workload
 
-from lightning_fed.models import MLP, FemnistCNN
+from contestants.ours import model
 
 
 class Penalty(pl.Callback):
@@ -35,7 +35,7 @@ def run(workload: Workload, turn: Callable[[], None], threads: int) -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     data = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in workload.data()]
-    module = (MLP if workload.model == "mlp" else FemnistCNN)(lr=workload.lr, log_train=False)
+    module = model(workload)
     params = list(module.parameters())
     x_bar = [p.detach().clone() for p in params]
     first = [x.clone() for x in x_bar]
