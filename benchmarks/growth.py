@@ -17,7 +17,7 @@ from field import Contestant, Player, machine
 from run import RESULTS
 from workloads import Workload
 
-BASE = Workload("growth", "mlp", clients=1_000, cohort=100, steps=20, batch=20, samples=20)
+BASE = Workload("growth", "mlp", clients=1_000, cohort=100, steps=20, batch=20, samples=100)
 
 #: By name: what is varied, and how.
 SWEEPS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -90,8 +90,9 @@ def chart(points: list[dict[str, Any]], path: Path) -> None:
             own = [p for p in points if p["sweep"] == sweep and p["engine"] == engine]
             values = [p["value"] for p in own]
             axes[0, column].loglog(values, [p["wall"] for p in own], "o-", label=engine)
-            axes[1, column].loglog(values, [p["peak"] / 1e6 for p in own], "o-", label=engine)
+            axes[1, column].semilogx(values, [p["peak"] / 1e6 for p in own], "o-", label=engine)
         axes[1, column].set_xlabel(sweep)
+        axes[1, column].set_ylim(bottom=0)
     axes[0, 0].set_ylabel("seconds per round")
     axes[1, 0].set_ylabel("peak memory, MB")
     axes[0, 0].legend()
