@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.models import MLP
+from lightning_fed.models import MLP, FemnistCNN
 
 HAND_WRITTEN = Path(__file__).parents[2] / "benchmarks" / "contestants" / "loop.py"
 
