@@ -30,7 +30,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/run.py $(ARGS)
 
 $(VENV)/.installed: setup.py pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,4 +42,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache

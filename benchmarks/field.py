@@ -1,0 +1,142 @@
+"""Who takes part, and in what process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from process import memory, peak_memory
+from venvs import interpreter
+from workloads import CACHE, Workload
+
+HERE = Path(__file__).parent
+SAMPLING = 0.2  # seconds between looks at the memory
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to play rounds."""
+
+    name: str
+    module: str  # in contestants/
+    method: str = "FedADMM"
+    workloads: tuple[str, ...] = ("W1", "W2", "W3")
+    environment: str = ""  # in environments/; the project's own if empty
+    needs_torch: bool = True
+    slow_start: bool = False  # the first round is much slower than the others
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+ONE, TWO = {"threads": 1}, {"threads": 2}
+SMALL, LARGE = ("W1", "W3"), ("W2",)
+LOOPS = ("loop, 1 thread", "loop, 2 threads")
+PEERS = ("Flower", "pfl-research", "FedLab")
+
+CONTESTANTS = (
+    Contestant(LOOPS[0], "loop", options=ONE),
+    Contestant(LOOPS[1], "loop", options=TWO),
+    Contestant("Trainer per client", "trainer", options=ONE),
+    Contestant("ours", "ours", workloads=SMALL, options={**ONE, "compile": False}),
+    Contestant("ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True}),
+    Contestant("ours", "ours", workloads=LARGE, options=ONE),
+    Contestant("ours, 2 workers", "ours", workloads=LARGE, options={**ONE, "workers": 2}),
+    Contestant("Flower", "flower", "FedAvg", environment="flower", slow_start=True),
+    Contestant("pfl-research", "pfl_research", "FedAvg", environment="pfl", options=ONE),
+    Contestant("FedLab", "fedlab", "FedAvg", environment="fedlab", options=ONE),
+    Contestant("FedJAX", "fedjax", "FedAvg", environment="fedjax", needs_torch=False, slow_start=True),
+)
+
+
+class FailedError(Exception):
+    """A contestant's process ended; says why."""
+
+
+class Player:
+    """A contestant at work, until it is stopped.
+
+    Raises:
+        UnavailableError: its environment cannot be made.
+        FailedError: it cannot play.
+    """
+
+    def __init__(self, contestant: Contestant, workload: Workload, patience: float) -> None:
+        self.contestant, self.patience = contestant, patience
+        python = interpreter(contestant.environment, contestant.needs_torch)
+        threads = str(contestant.options.get("threads", 1))
+        surroundings = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"}
+        task = json.dumps({"workload": asdict(workload), "options": contestant.options})
+        logs = CACHE / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self.log = logs / f"{workload.name}-{contestant.name.replace(' ', '-').replace(',', '')}.txt"
+        began = time.perf_counter()
+        with self.log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [python, str(HERE / "turn.py"), contestant.module, task],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=surroundings,
+            )
+        self.peak = 0
+        self.versions = self._hear()["versions"]
+        self.seconds_to_ready = time.perf_counter() - began
+
+    def play(self) -> dict[str, float]:
+        """One round: its seconds, of the clock and of the CPU."""
+        _open(self.process.stdin).write("go\n")
+        _open(self.process.stdin).flush()
+        facts = self._hear()
+        return {"wall": facts["wall"], "cpu": facts["cpu"]}
+
+    def stop(self) -> None:
+        try:
+            _open(self.process.stdin).close()
+            self.process.wait(20)
+        except (subprocess.TimeoutExpired, OSError):
+            self.process.kill()
+            self.process.wait()
+
+    def _hear(self) -> dict[str, Any]:
+        """The next line of the process; its memory is watched meanwhile."""
+        lines: list[str] = []
+        listener = threading.Thread(target=lambda: lines.append(_open(self.process.stdout).readline()), daemon=True)
+        listener.start()
+        until = time.monotonic() + self.patience
+        while listener.is_alive() and time.monotonic() < until:
+            listener.join(SAMPLING)
+            self.peak = max(self.peak, memory(self.process.pid), peak_memory(self.process.pid))
+        if listener.is_alive():
+            self.stop()
+            raise FailedError(f"took more than {self.patience:.0f} s")
+        if not lines[0]:
+            self.stop()
+            raise FailedError(f"cannot run: {_last_words(self.log.read_text())}")
+        facts: dict[str, Any] = json.loads(lines[0])
+        return facts
+
+
+def _open(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def _last_words(log: str) -> str:
+    """The last error, without the names of files."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return re.sub(r"\s*\(/[^)]*\)", "", (errors or lines or ["it said nothing"])[-1])[:300]
+
+
+def machine() -> str:
+    """Cores and processor."""
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{os.cpu_count()} cores, {names[0].split(':')[1].strip() if names else sys.platform}"
