@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from process import memory, peak_memory
+from process import descendants, identity, machine_seconds, memory, peak_memory
 from venvs import interpreter
 from workloads import CACHE, Workload
 
 HERE = Path(__file__).parent
 SAMPLING = 0.2  # seconds between looks at the memory
+DISTURBED = 0.25  # cores in use by others, above which a round is not trusted
 
 
 @dataclass(frozen=True)
@@ -91,19 +94,37 @@ class Player:
         self.seconds_to_ready = time.perf_counter() - began
 
     def play(self) -> dict[str, float]:
-        """One round: its seconds, of the clock and of the CPU."""
+        """One round: its seconds, of the clock and of the CPU, and the CPU time of all others meanwhile."""
+        wait_for_quiet()
+        self._signal(signal.SIGCONT)
+        before = machine_seconds()
         _open(self.process.stdin).write("go\n")
         _open(self.process.stdin).flush()
         facts = self._hear()
-        return {"wall": facts["wall"], "cpu": facts["cpu"]}
+        others = machine_seconds() - before - facts["cpu"]
+        self._signal(signal.SIGSTOP)  # some are busy even while they wait
+        return {**facts, "others": max(0.0, others)}
 
     def stop(self) -> None:
+        """End the process and whatever it leaves behind."""
+        self._signal(signal.SIGCONT)
+        started = [identity(pid) for pid in descendants(self.process.pid)]
         try:
             _open(self.process.stdin).close()
             self.process.wait(20)
         except (subprocess.TimeoutExpired, OSError):
             self.process.kill()
             self.process.wait()
+        for pid, since in started:
+            if identity(pid) == (pid, since):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        """To the process and all it has started."""
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def _hear(self) -> dict[str, Any]:
         """The next line of the process; its memory is watched meanwhile."""
@@ -122,6 +143,16 @@ class Player:
             raise FailedError(f"cannot run: {_last_words(self.log.read_text())}")
         facts: dict[str, Any] = json.loads(lines[0])
         return facts
+
+
+def wait_for_quiet(patience: float = 30, look: float = 0.4) -> None:
+    """Until nobody else uses the machine, but not for ever."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        before = machine_seconds()
+        time.sleep(look)
+        if machine_seconds() - before < DISTURBED * look:
+            return
 
 
 def _open(pipe: IO[str] | None) -> IO[str]:

@@ -26,6 +26,17 @@ def cpu_seconds() -> float:
     return own + sum(_ticks(pid) for pid in descendants(os.getpid())) / TICK
 
 
+def machine_seconds() -> float:
+    """CPU time that all processes of the machine have used since it was started."""
+    user, nice, system = _read(PROC / "stat").split()[1:4]
+    return (int(user) + int(nice) + int(system)) / TICK
+
+
+def identity(pid: int) -> tuple[int, str]:
+    """Of a process, not of another that gets its number later: with the time when it was started."""
+    return pid, "".join(_read(PROC / str(pid) / "stat").rpartition(")")[2].split()[19:20])
+
+
 def memory(pid: int) -> int:
     """Bytes in use: what all these processes hold together, shared pages counted once, and the files of the first."""
     total = 1024 * int(_status(pid).get("RssFile", "0 kB").split()[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from field import LOOPS, PEERS
+from field import DISTURBED, LOOPS, PEERS
 
 NOTE = (
     "Peers run what they have, plain FedAvg; the loops, Trainer per client and ours run FedADMM, whose steps carry a"
@@ -28,7 +28,10 @@ def markdown(found: dict[str, Any]) -> str:
         for who, row in rows.items():
             figures = f"{row['wall']:.3f} | {row['cpu']:.3f} | {row['start_up']:.1f} | {row['peak'] / 1e6:,.0f}"
             lines.append(f"| {who} | {row['method']} | {figures} | {row['count']} |")
-        lines += ["", *ratios(rows), ""]
+        lines += ["", *ratios(rows)]
+        disturbed = {who: row["others"] for who, row in rows.items() if row["others"] > DISTURBED}
+        lines += [f"- {who} was disturbed: others used {share:.0%} of a core." for who, share in disturbed.items()]
+        lines += [""]
         missing = {who: row["reason"] for who, row in workload["rows"].items() if "reason" in row}
         lines += [f"- {who} {reason}" for who, reason in missing.items()] + [""] * bool(missing)
     return "\n".join([*lines, "## Versions", "", *_versions(found), ""])
