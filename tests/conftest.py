@@ -38,3 +38,17 @@ def _clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     torch.set_grad_enabled(True)
     for name in PRIVATE:
         os.environ.pop(name, None)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that are forked during a test."""
+    fork, pids = os.fork, list[int]()
+
+    def noting() -> int:
+        pid = fork()
+        pids.append(pid)
+        return pid
+
+    monkeypatch.setattr(os, "fork", noting)
+    return pids

@@ -400,12 +400,14 @@ class Slow(Odd):
         time.sleep(0.3)
 
 
-def test_a_signal_ends_a_round_of_workers_and_leaves_no_process() -> None:
+def test_a_signal_ends_a_round_of_workers_and_leaves_no_process(forked: list[int]) -> None:
     server = FederatedServer(FedADMM(), workers=2, engine="sequential", local_steps=5, evaluate_every=0)
     timer = threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     timer.start()
     with pytest.raises(SIGTERMException):
         quiet_trainer(server, 1).fit(Slow(), datamodule=data())
     assert server.rounds_done == 0
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert forked
+    for pid in forked:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
