@@ -26,6 +26,7 @@ from lightning_fed._compat import (
 )
 from lightning_fed.attributes import remember, restore
 from lightning_fed.evaluations import ClientEvaluations, Evaluation
+from lightning_fed.local.stack import unfavourable
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
@@ -68,7 +69,7 @@ def _evaluate_together(
 ) -> dict[ClientId, Evaluation] | None:
     """Many clients together, if two of them have the same figures ``alone``; otherwise, and for few clients, None."""
     step = loss_step(trainer.lightning_module, split)
-    if len(ids) < MANY or step is None:
+    if len(ids) < MANY or step is None or unfavourable(trainer.lightning_module):
         return None
     try:
         found = evaluate_together(trainer, step, split, ids, models)

@@ -21,7 +21,7 @@ from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.stack import STACK
+from lightning_fed.local.stack import STACK, unfavourable
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.round import Engine
 from lightning_fed.store import ClientId
@@ -46,20 +46,12 @@ ELEMENTWISE = (
 #: Compiling pays if it saves more than this, by a rough model of the time of a step; a cold compiler takes 20 seconds.
 COMPILE_SECONDS = 60
 
-#: Above this many parameters a single step keeps the machine busy; stacking only costs memory.
-LARGE = 2**18
 
-
-def not_worth_it(trainer: pl.Trainer, parameters: int, cohort: int) -> str | None:
+def not_worth_it(trainer: pl.Trainer, cohort: int) -> str | None:
     """Why stacking clients would not be faster; None if it should be."""
     if cohort < 2:
         return "a round has one client"
-    if trainer.strategy.root_device.type == "cpu":
-        if parameters > LARGE:
-            return f"{parameters:,} parameters keep the machine busy one client at a time"
-        if any(isinstance(part, nn.modules.conv._ConvNd) for part in trainer.lightning_module.modules()):
-            return "convolutions with weights of their own for each client are slow on a CPU"
-    return None
+    return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
 
 
 def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch.dtype) -> str | None:
@@ -156,7 +148,7 @@ class Choice:
     ) -> StackedLocal | None:
         if self.asked == "sequential":
             return None
-        reason = not_worth_it(trainer, layout.numel, len(cohort)) if self.asked == "auto" else None
+        reason = not_worth_it(trainer, len(cohort)) if self.asked == "auto" else None
         reason = reason or impossible(trainer, server, layout.dtype)
         if reason is None:
             stacked = StackedLocal(trainer, layout, self._pays(trainer, server, layout, len(cohort)))

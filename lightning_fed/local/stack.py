@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 #: Parameters of m clients, in the order of the layout.
@@ -16,8 +16,20 @@ Stack = list[Tensor]
 
 #: Clients in one stack: more gain nothing and take memory.
 STACK = 256
+#: Above this many parameters a single step keeps a CPU busy; stacking only costs memory.
+LARGE = 2**18
 #: Numbers in one parameter stack, for larger models.
 STACK_NUMBERS = 2**20
+
+
+def unfavourable(module: nn.Module) -> str | None:
+    """Why many small computations would not be faster as one on a CPU; None if they should be."""
+    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    if parameters > LARGE:
+        return f"{parameters:,} parameters keep the machine busy one client at a time"
+    if any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules()):
+        return "convolutions with weights of their own for each client are slow on a CPU"
+    return None
 
 
 def rounded(m: int) -> int:
