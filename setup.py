@@ -1,6 +1,6 @@
 """`models/`, `datamodules/` and `configs/` lie at the top level and install below `lightning_fed`."""
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 setup(
     packages=[
@@ -20,4 +20,13 @@ setup(
         "lightning_fed.configs": ["*.yaml"],
         "lightning_fed.datamodules.femnist": ["glyphs.txt"],
     },
+    ext_modules=[
+        Extension(
+            "lightning_fed.native._linear",
+            ["lightning_fed/native/linear.c"],
+            depends=["lightning_fed/native/linear.h"],
+            extra_compile_args=["-O3", "-fopenmp-simd"],
+            optional=True,  # without a compiler, torch's own operators do the work
+        )
+    ],
 )

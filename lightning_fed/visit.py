@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ class ClientLoop(_Loop):
         self.server = server
         self.question: AugmentedGradient | None = None
         self.stepping = True
-        self.layers: Sequence[nn.Linear] = ()  # whose weights' gradients need not be formed
+        self.layers: Mapping[nn.Linear, bool] = {}  # see layers_without_gradients
         self._lean: LeanStep | None = None
 
     @property

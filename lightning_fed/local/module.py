@@ -59,10 +59,10 @@ class AugmentedGradient:
         """Whether steps are gradient steps on the question, and nothing else."""
         return self._after_step is None and self._evaluate_at is None and self.estimate is None
 
-    def pulls(self, params: list[nn.Parameter]) -> tuple[list[Tensor], list[Tensor]]:
-        """Points that the penalty draws ``params`` to, or else, without a penalty, their linear terms."""
+    def pulls(self, params: list[nn.Parameter]) -> list[Tensor]:
+        """Where the penalty draws ``params`` to, or, without a penalty, their linear terms; empty if there are none."""
         constants = [self._constants[id(p)] for p in params if id(p) in self._constants]
-        return ([c / -self.rho for c in constants], []) if self.rho else ([], constants)
+        return [c / -self.rho for c in constants] if self.rho else constants
 
     def before_batch(self, batch: Any, batch_idx: int) -> None:
         """Where gradients are taken elsewhere, the module goes there until the step."""

@@ -1,0 +1,28 @@
+/* Steps of a large linear layer with as little memory traffic as possible: its weight is read once forwards, and once
+   more backwards, where the same pass takes the gradient of the inputs and moves the weight. For small batches, whose
+   arithmetic hides behind the memory. Built with the package where there is a compiler; called by linear.py. */
+
+#include <stdlib.h>
+
+#define ROWS 4 /* of the weight that go together */
+#define MOST 8 /* samples */
+#define LOAD(from) (*(const VEC *)(from))
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define EXPORT __attribute__((visibility("default"), target_clones("avx512f", "fma", "default")))
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#define T float
+#define VEC vec_float32
+#define NAME(x) x##_float32
+#include "linear.h"
+#undef T
+#undef VEC
+#undef NAME
+
+#define T double
+#define VEC vec_float64
+#define NAME(x) x##_float64
+#include "linear.h"

@@ -1,0 +1,89 @@
+/* The two passes over a large weight, for one type of numbers T; see linear.c.
+
+   w (out, in) is the weight, x (batch, in) the inputs, dy (batch, out) the gradients of the outputs, all row by row.
+   Four rows go together: what is read of x and dx serves all of them. `batch` is a constant wherever these are inlined. */
+
+typedef T VEC __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
+enum { NAME(WIDTH) = 32 / sizeof(T) };
+
+/* y = x w^T, for the outputs first..last */
+INLINE void NAME(multiply)(const T *restrict w, const T *restrict x, T *restrict y, size_t in, size_t out,
+                           size_t first, size_t last, const int rows, const int batch) {
+    for (size_t r = first; r + rows <= last; r += rows) {
+        const T *row = w + r * in;
+        VEC sums[ROWS][MOST] = {0};
+        size_t j = 0;
+        for (; j + NAME(WIDTH) <= in; j += NAME(WIDTH)) {
+            for (int k = 0; k < batch; k++) {
+                VEC inputs = LOAD(x + k * in + j);
+                for (int i = 0; i < rows; i++) sums[i][k] += LOAD(row + i * in + j) * inputs;
+            }
+        }
+        for (int i = 0; i < rows; i++) {
+            for (int k = 0; k < batch; k++) {
+                T sum = 0;
+                for (int l = 0; l < NAME(WIDTH); l++) sum += sums[i][k][l];
+                for (size_t rest = j; rest < in; rest++) sum += row[i * in + rest] * x[k * in + rest];
+                y[k * out + r + i] = sum;
+            }
+        }
+    }
+}
+
+/* dx += dy w, and then w = keep * w + pull * target - lr * dy^T x, for the inputs first..last of the outputs r.. */
+INLINE void NAME(step_rows)(T *restrict w, const T *restrict target, const T *restrict x, const T *restrict dy,
+                            T *restrict dx, size_t in, size_t out, size_t first, size_t last, T keep, T pull, T lr,
+                            size_t r, const int rows, const int batch) {
+    T slopes[MOST][ROWS];
+    for (int k = 0; k < batch; k++)
+        for (int i = 0; i < rows; i++) slopes[k][i] = dy[k * out + r + i];
+    w += r * in;
+    target += r * in;
+    #pragma omp simd
+    for (size_t j = first; j < last; j++) {
+        T old[ROWS], moves[MOST];
+        for (int i = 0; i < rows; i++) old[i] = w[i * in + j];
+        for (int k = 0; k < batch; k++) {
+            T sum = dx[k * in + j];
+            for (int i = 0; i < rows; i++) sum += slopes[k][i] * old[i];
+            dx[k * in + j] = sum;
+            moves[k] = lr * x[k * in + j];
+        }
+        for (int i = 0; i < rows; i++) {
+            T new = keep * old[i] + pull * target[i * in + j];
+            for (int k = 0; k < batch; k++) new -= slopes[k][i] * moves[k];
+            w[i * in + j] = new;
+        }
+    }
+}
+
+INLINE void NAME(step)(T *w, const T *target, const T *x, const T *dy, T *dx, size_t in, size_t out, size_t first,
+                       size_t last, T keep, T pull, T lr, const int batch) {
+    size_t r = 0;
+    for (; r + ROWS <= out; r += ROWS)
+        NAME(step_rows)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, r, ROWS, batch);
+    for (; r < out; r++) NAME(step_rows)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, r, 1, batch);
+}
+
+#define FORWARD(BATCH)                                                                      \
+    case BATCH: {                                                                           \
+        size_t even = first + (last - first) / ROWS * ROWS;                                 \
+        NAME(multiply)(w, x, y, in, out, first, even, ROWS, BATCH);                         \
+        NAME(multiply)(w, x, y, in, out, even, last, 1, BATCH);                             \
+        return;                                                                             \
+    }
+#define BACKWARD(BATCH) \
+    case BATCH: NAME(step)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, BATCH); return;
+
+EXPORT void NAME(forward)(const T *w, const T *x, T *y, size_t batch, size_t in, size_t out, size_t first,
+                          size_t last) {
+    switch (batch) { FORWARD(1) FORWARD(2) FORWARD(4) FORWARD(8) }
+}
+
+EXPORT void NAME(backward)(T *w, const T *target, const T *x, const T *dy, T *dx, size_t batch, size_t in, size_t out,
+                           size_t first, size_t last, T keep, T pull, T lr) {
+    switch (batch) { BACKWARD(1) BACKWARD(2) BACKWARD(4) BACKWARD(8) }
+}
+
+#undef FORWARD
+#undef BACKWARD
