@@ -53,13 +53,17 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype", choices=("float64", "float32"), default="float64", help="in float32 two correct runs separate"
     )
     parser.add_argument("--threads", type=whole_number, help="of torch; 1 on the synthetic sets")
+    parser.add_argument("--workers", type=whole_number, default=1, help="processes that share the clients of a round")
+    parser.add_argument(
+        "--evaluate-every", type=whole_number, default=1, help="rounds; the first three are evaluated in any case"
+    )
     parser.add_argument("--keep-checkpoints", action="store_true", help="to go on with more rounds later")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     return parser
 
 
 def whole_number(text: str) -> int:
-    """A number of rounds or threads, for argparse."""
+    """A number of rounds, threads or processes, for argparse."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
     return int(text)
@@ -81,6 +85,9 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
             dtype=asked.dtype,
             threads=asked.threads or setting.threads,
             keep_checkpoint=asked.keep_checkpoints,
+            evaluate_every=asked.evaluate_every,
+            evaluate_also=(1, 2, 3),
+            workers=asked.workers,
         )
         for setting in settings
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)

@@ -47,6 +47,7 @@ class Run:
         threads: of torch, for this run; None leaves them as they are.
         compile: local steps, as in ``FederatedServer``.
         keep_checkpoint: also after the last round, to go on with more rounds one day.
+        workers: processes that share the clients of a round.
     """
 
     setting: Setting
@@ -63,6 +64,7 @@ class Run:
     evaluate_every: int = 1
     evaluate_also: tuple[int, ...] = ()
     compile: bool | Literal["auto"] = "auto"
+    workers: int = 1
 
     @property
     def cohort(self) -> int | None:
@@ -137,6 +139,7 @@ class Run:
                     local_steps=self.local_steps,
                     seed=self.seed,
                     compile=self.compile,
+                    workers=self.workers,
                 ),
                 ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
                 figure,
