@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDualAvg, Scaffold
 from lightning_fed.fused import FusedStep
+from lightning_fed.native import linear
 
 WIDTH = 520
 
@@ -49,6 +50,38 @@ class Wide(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Once(Wide):
+    """Every layer is used once, so that its weight moves as the gradient of its inputs is taken."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.dropout(torch.tanh(self.twice(torch.tanh(self.first(x)))))
+        return nn.functional.cross_entropy(self.last(hidden), y)
+
+
+class OnceOverTime(Once):
+    """Its layers see three-dimensional inputs."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.twice(torch.tanh(self.first(x.unsqueeze(1)))))
+        return nn.functional.cross_entropy(self.last(hidden).squeeze(1), y)
+
+
+class OncePenalised(Once):
+    """The weight has a gradient of its own too, which is that of the weight before the step."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return self.loss(*batch) + 1e-3 * self.twice.weight.square().sum()
+
+
+class DifferentiatesFirst(Once):
+    """Asks for a gradient inside the step, but does not step along it."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        loss = self.loss(*batch)
+        (slope,) = torch.autograd.grad(loss, self.first.weight, retain_graph=True)
+        return loss * (1 + slope.norm().detach())
 
 
 class Penalised(Wide):
@@ -95,7 +128,18 @@ def fit(module: Wide, algorithm: Algorithm, *callbacks: pl.Callback) -> tuple[Te
 @pytest.mark.parametrize("algorithm", [FedADMM(eta=2.0), FedAvg(), Scaffold(2), FedDualAvg()], ids=repr)
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(Wide, {}), (Wide, {"bias": False}), (Penalised, {}), (Differentiates, {}), (SometimesNone, {})],
+    [
+        (Wide, {}),
+        (Wide, {"bias": False}),
+        (Once, {}),
+        (Once, {"bias": False}),
+        (OnceOverTime, {}),
+        (OncePenalised, {}),
+        (DifferentiatesFirst, {}),
+        (Penalised, {}),
+        (Differentiates, {}),
+        (SometimesNone, {}),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_fused_steps_give_the_numbers_of_lightnings_own(
@@ -115,6 +159,28 @@ def test_large_layers_are_used_where_they_can_be(kind: type[Wide], layers: int) 
     loop: Any = trainer.fit_loop
     assert len(loop.epoch_loop.client_loop.layers) == layers
     assert "forward" not in vars(trainer.lightning_module.twice)
+
+
+@pytest.mark.skipif(linear.why_not() is not None, reason=str(linear.why_not()))
+@pytest.mark.parametrize(
+    ("kind", "moves"),
+    [(Once, 24), (OnceOverTime, 24), (DifferentiatesFirst, 0), (Wide, 0), (OncePenalised, 0), (Differentiates, 0)],
+)
+def test_weights_move_with_their_gradient_where_nothing_else_looks_at_them(
+    kind: type[Wide], moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+    step = linear.backward
+    monkeypatch.setattr(linear, "backward", lambda *args: counted.append(args) or step(*args))
+    fit(kind(), FedADMM())
+    assert len(counted) == moves  # rounds x clients x steps
+
+
+def test_without_a_compiler_torchs_own_operators_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = fit(Once(), FedADMM(eta=2.0))
+    monkeypatch.setattr(linear, "why_not", lambda: "for the sake of it")
+    found, _ = fit(Once(), FedADMM(eta=2.0))
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_other_optimisers_and_clipping_keep_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

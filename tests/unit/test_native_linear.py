@@ -1,0 +1,120 @@
+"""The passes in C over a large weight against torch's own operators."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fed.native import linear
+
+needs_compiler = pytest.mark.skipif(
+    linear.why_not() is not None and "without a C compiler" in str(linear.why_not()),
+    reason="the package was installed without a C compiler",
+)
+
+
+def problem(batch: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(batch + rows + columns)
+    weight, target = (torch.randn(rows, columns, generator=stream, dtype=dtype) for _ in range(2))
+    x, slopes = (torch.randn(batch, n, generator=stream, dtype=dtype) for n in (columns, rows))
+    return weight, target, x, slopes
+
+
+def test_it_works_where_it_was_built() -> None:
+    assert linear.why_not() in (None, "the package was installed without a C compiler")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", range(1, 9))
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 8), (7, 133), (66, 130)])
+def test_forward_and_backward_are_torchs(batch: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+    weight, target, x, slopes = problem(batch, rows, columns, dtype)
+    assert linear.is_possible(weight, x)
+    torch.testing.assert_close(linear.forward(weight, x), x @ weight.t())
+    expected = 0.9 * weight + 0.2 * target - 0.3 * slopes.t() @ x, slopes @ weight
+    found = linear.backward(weight, target, x, slopes, 0.9, 0.2, 0.3)
+    torch.testing.assert_close((weight, found), expected)
+
+
+@needs_compiler
+def test_without_a_target_the_weight_only_follows_its_gradient() -> None:
+    weight, _, x, slopes = problem(3, 9, 20, torch.float64)
+    expected = weight - 0.3 * slopes.t() @ x
+    linear.backward(weight, None, x, slopes, 1.0, 0.5, 0.3)
+    torch.testing.assert_close(weight, expected)
+
+
+@needs_compiler
+def test_rows_that_do_not_lie_one_after_another_are_read_right() -> None:
+    weight, target, x, slopes = problem(4, 6, 10, torch.float64)
+    expected = linear.forward(weight, x), linear.backward(weight.clone(), target, x, slopes, 0.5, 0.5, 0.1)
+    strided = [t.t().contiguous().t() for t in (x, slopes)]
+    assert not strided[0].is_contiguous()
+    found = linear.forward(weight, strided[0]), linear.backward(weight, target, *strided, 0.5, 0.5, 0.1)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@needs_compiler
+def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        weight, target, x, slopes = problem(2, 203, 331, torch.float32)
+        results.append((linear.forward(weight, x), linear.backward(weight, target, x, slopes, 0.9, 0.1, 0.3), weight))
+    for other in results[1:]:
+        assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))
+
+
+@needs_compiler
+def test_whoever_kept_the_weight_for_a_backward_of_its_own_hears_of_the_step() -> None:
+    weight, target, x, slopes = problem(2, 8, 8, torch.float64)
+    weight.requires_grad_()
+    loss = weight.square().sum()
+    with torch.no_grad():
+        linear.backward(weight, target, x, slopes, 0.9, 0.1, 0.3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("weight", "x"),
+    [
+        (torch.zeros(4, 4), torch.zeros(9, 4)),
+        (torch.zeros(4, 4), torch.zeros(0, 4)),
+        (torch.zeros(4, 4), torch.zeros(2, 4).double()),
+        (torch.zeros(4, 4).bfloat16(), torch.zeros(2, 4).bfloat16()),
+        (torch.zeros(4, 6).t(), torch.zeros(2, 4)),
+        (torch.zeros(4, 4, device="meta"), torch.zeros(2, 4)),
+    ],
+    ids=["large batch", "no samples", "other precision", "bfloat16", "not in rows", "other device"],
+)
+def test_it_steps_aside(weight: Tensor, x: Tensor) -> None:
+    assert not linear.is_possible(weight, x)
+
+
+def test_a_package_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "find_spec", lambda name: None)
+    assert linear.why_not.__wrapped__() == "the package was installed without a C compiler"
+
+
+@needs_compiler
+def test_wrong_numbers_are_noticed_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(linear, "_function", lambda name, dtype: nothing)
+    assert "does not work" in str(linear.why_not.__wrapped__())
+
+
+def test_a_file_that_is_no_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise OSError("not a library")
+
+    monkeypatch.setattr(linear, "find_spec", lambda name: object())
+    monkeypatch.setattr(ctypes, "CDLL", broken)
+    monkeypatch.setattr(linear, "_function", linear._function.__wrapped__)
+    assert linear.why_not.__wrapped__() == "what the C compiler made does not work: not a library"
