@@ -41,11 +41,13 @@ class Contestant:
 ONE, TWO = {"threads": 1}, {"threads": 2}
 SMALL, LARGE = ("W1", "W3"), ("W2",)
 LOOPS = ("loop, 1 thread", "loop, 2 threads")
+IN_LOSS = "loop, penalty in the loss"
 PEERS = ("Flower", "pfl-research", "FedLab")
 
 CONTESTANTS = (
     Contestant(LOOPS[0], "loop", options=ONE),
     Contestant(LOOPS[1], "loop", options=TWO),
+    Contestant(IN_LOSS, "loop", options={**ONE, "in_loss": True}),
     Contestant("Trainer per client", "trainer", options=ONE),
     Contestant("ours", "ours", workloads=SMALL, options={**ONE, "compile": False}),
     Contestant("ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from field import DISTURBED, LOOPS, PEERS
+from field import DISTURBED, IN_LOSS, LOOPS, PEERS
 
 NOTE = (
     "Peers run what they have, plain FedAvg; the loops, Trainer per client and ours run FedADMM, whose steps carry a"
@@ -40,7 +40,12 @@ def markdown(found: dict[str, Any]) -> str:
 def ratios(rows: dict[str, dict[str, Any]]) -> list[str]:
     """How many times as long the others take as ours, by the clock and by CPU time."""
     lines = []
-    rivals = {"the better loop": LOOPS, "the best PyTorch peer": PEERS, "FedJAX": ("FedJAX",)}
+    rivals = {
+        "the better loop": LOOPS,
+        "one with the penalty in its loss": (IN_LOSS,),
+        "the best PyTorch peer": PEERS,
+        "FedJAX": ("FedJAX",),
+    }
     for who in (name for name in rows if name.startswith("ours")):
         parts = []
         for label, names in rivals.items():
