@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -51,25 +52,25 @@ class Graphs:
 
 
 def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
-    counts = [len(kind) for kind in inputs]
-    recorded = make_fx(function)(*(t for kind in inputs for t in kind))
-    parts = Parts(simplified(recorded), counts)
+    counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
+    recorded = make_fx(function)(*flat)
     try:
+        parts = Parts(simplified(copy.deepcopy(recorded), flat), counts)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
-            _compare(parts, function, *inputs)
+            _compare(parts, recorded, *inputs)
     except Exception as error:
         log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
-        return Parts(make_fx(function)(*(t for kind in inputs for t in kind)), counts, apart=False)
+        return Parts(recorded, counts, apart=False)
     return parts
 
 
 def _compare(
-    parts: Parts, function: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+    parts: Parts, recorded: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
     """Two steps in parts and as a whole."""
     steps = [data, [part.flip(0) for part in data]]
-    expected = [function(*params, *shared, *step) for step in steps]
+    expected = [recorded(*params, *shared, *step) for step in steps]
     prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
     views, fed = parts.views(*params), parts.fed(prepared)
     found = [parts.step(*views, *shared, *(part[t] for part in fed)) for t in range(2)]
@@ -98,7 +99,7 @@ def _shapes(tensors: Sequence[Tensor]) -> Hashable:
 
 def _copy(tensor: Tensor) -> Tensor:
     """With the same strides, also where they are 0."""
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
-    copy[once] = tensor[once]
-    return copy
+    twin[once] = tensor[once]
+    return twin

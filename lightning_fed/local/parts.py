@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_fed.local.simplify import VIEWS, bound, is_pure
+from lightning_fed.local.simplify import bound, is_pure, is_view
 
 aten = torch.ops.aten
 
@@ -41,7 +40,7 @@ class _Places:
                 self.core.add(node)
             elif used <= self.before and _bytes(node) <= limit:
                 self.before.add(node)
-            elif node.target in VIEWS and used <= self.views:
+            elif is_view(node) and used <= self.views:
                 self.views.add(node)
             elif node in needed or used & self.views or any(_bytes(each) > limit for each in used & self.core):
                 self.core.add(node)
@@ -111,12 +110,12 @@ def _part(recorded: GraphModule, inputs: Sequence[Node], nodes: set[Node], outpu
 
 def _keep_from_writing(graph: Graph, params: Sequence[Node]) -> None:
     """Results that are views of parameters become copies, since the next step writes into these."""
-    output = next(node for node in graph.nodes if node.op == "output")
+    views, output = set(params), next(node for node in graph.nodes if node.op == "output")
+    for node in graph.nodes:
+        if is_view(node) and views.intersection(node.all_input_nodes):
+            views.add(node)
     for node in _results(graph)[1:]:
-        source: Any = node
-        while source.target in VIEWS:
-            source = source.args[0]
-        if source in params:
+        if node in views:
             with graph.inserting_before(output):
                 copied = graph.call_function(aten.clone.default, (node,))
             copied.meta = dict(node.meta)

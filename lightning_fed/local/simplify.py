@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
 
@@ -39,9 +41,12 @@ _BY_SHAPE = {
 }
 
 
-def simplified(recorded: GraphModule) -> GraphModule:
+def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     """The same function in fewer operators; one that writes into tensors or draws random numbers stays as it is."""
     if is_pure(recorded.graph):
+        drop_factors(recorded)
+        recorded.recompile()
+        recorded = make_fx(recorded)(*inputs)  # with the strides it has now
         for a_pass in (drop_identities, fold_constants, drop_ones, shorten_sums, merge_views, merge_equals):
             a_pass(recorded)
             recorded.graph.eliminate_dead_code()
@@ -66,11 +71,29 @@ def operators(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
-def drop_identities(recorded: GraphModule) -> None:
-    """Views that change nothing, copies nobody writes to, and products with 1."""
+def is_view(node: Node) -> bool:
+    """Whether a node's tensor may lie where those it is made of lie."""
+    if node.target in VIEWS or node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def drop_factors(recorded: GraphModule) -> None:
+    """Products with the number 1; strides may then be others than were recorded."""
     for node in operators(recorded.graph):
-        by_one = node.target in (aten.mul.Scalar, aten.mul.Tensor) and node.args[1] == 1
-        if (node.target in VIEWS | _COPIES or by_one) and _same(node, node.args[0]):
+        if (
+            node.target in (aten.mul.Scalar, aten.mul.Tensor)
+            and node.args[1] == 1
+            and _dtype(node) == _dtype(node.args[0])
+        ):
+            node.replace_all_uses_with(node.args[0])
+
+
+def drop_identities(recorded: GraphModule) -> None:
+    """Views that change nothing, and copies nobody writes to."""
+    for node in operators(recorded.graph):
+        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
 
 
@@ -141,15 +164,14 @@ def merge_equals(recorded: GraphModule) -> None:
 
 def bound(graph: GraphModule) -> Callable[..., Any]:
     """The graph with torch's own functions in place of operators, which are slower to call from Python."""
-    quick = GraphModule(graph, torch.fx.Graph())
-    quick.graph.output(quick.graph.graph_copy(graph.graph, {}))
+    quick = GraphModule(graph, copy.deepcopy(graph.graph))
     for node in operators(quick.graph):
         name = getattr(node.target, "_opname", "")
         function = getattr(torch._C._VariableFunctions, name, None) if not name.endswith("_like") else None
-        if function is not None and not name.startswith("new_"):
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.op, node.target = "call_method", "view"
+        elif function is not None and not name.startswith("new_"):
             node.target = function
-        elif node.target in VIEWS and hasattr(torch.Tensor, name):
-            node.op, node.target = "call_method", name
     quick.recompile()
     forward: Callable[..., Any] = quick.forward
     return forward

@@ -60,8 +60,8 @@ class Direction:
     def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None) -> Tensor:
         if self.rho:
             gradient = torch.add(gradient, x, alpha=self.rho)
-        if constant is not None:
-            gradient = gradient + constant
+        if constant is not None:  # added in place only to what was made here
+            gradient = gradient.add_(constant) if self.rho else gradient + constant
         if not self.limit:
             return gradient
         if self.by_value:

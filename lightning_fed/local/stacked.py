@@ -23,9 +23,6 @@ from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stack
 from lightning_fed.local.step_log import StepLog
 from lightning_fed.vector import Layout
 
-#: Steps that are compiled together, so that launching them costs little.
-SEVERAL = 10
-
 #: Takes steps of a block, from what the core takes, the steps done before, and their number, to what the cores left.
 Advance = Callable[[Parts, Sequence[Tensor], int, int], list[Tensor]]
 
@@ -204,49 +201,33 @@ class _Run:
         return losses
 
     def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
-        """Plain gradient steps on the question; several at once, if they are compiled."""
-        active = self._active(done, steps)
+        """Plain gradient steps on the question."""
+        active, left = self._active(done, steps), []
         lengths = self.x.new_full((steps,), -self.lr) if active is None else active.to(self.x) * -self.lr
-        several = SEVERAL if steps >= SEVERAL else 1
-        compiled = self._compiled(parts, [lengths[:several], *(part[:several] for part in fed)])
-        left, t = [], 0
-        while compiled is not None and t + several <= steps:
-            self._heed_signals()
-            now = slice(t, t + several)
-            left.append(compiled(*self._lasting(), lengths[now], *(part[now] for part in fed)))
-            t += several
-        left.append(self._recorded(parts, lengths[t:], [part[t:] for part in fed]))
-        return [torch.cat(pieces) for pieces in zip(*(each for each in left if each), strict=True)]
-
-    def _recorded(self, parts: Parts, lengths: Tensor, fed: Sequence[Tensor]) -> list[Tensor]:
-        views, left = parts.views(*self.params), []
+        lasting = [self.x, *self.shared, *([] if self.constant is None else [self.constant])]
+        compiled = self._compiled(parts, lasting, [lengths[0], *(part[0] for part in fed)])
+        views = parts.views(*self.params)
         for length, *own in zip(lengths.unbind(), *(part.unbind() for part in fed), strict=True):
             self._heed_signals()
+            if compiled is not None:
+                left.append(compiled(*lasting, length, *own))
+                continue
             gradient, *rest = parts.step(*views, *self.shared, *own)
             self.x.addcmul_(self.direction(gradient, self.x, self.constant), length)
             left.append(rest)
         return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
 
-    def _compiled(self, parts: Parts, inputs: Sequence[Tensor]) -> Graph | None:
-        """As many steps as there are inputs of, as machine code; None if that is not wanted or impossible."""
-        lasting = self._lasting()
+    def _compiled(self, parts: Parts, lasting: Sequence[Tensor], varying: Sequence[Tensor]) -> Graph | None:
+        """One step as machine code; None if that is not wanted or impossible."""
+        count = len(self.shared)
 
-        def several(*flat: Tensor) -> list[Tensor]:
-            x, *rest = flat[: len(lasting)]
-            shared, constant = rest[: len(self.shared)], rest[-1] if self.constant is not None else None
-            left = []
-            for length, *own in zip(*(part.unbind() for part in flat[len(lasting) :]), strict=True):
-                gradient, *other = parts.core(*parts.views(*self._split(x)), *shared, *own)
-                x = x + length * self.direction(gradient, x, constant)
-                left.append(other)
-            flat[0].copy_(x)
-            return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
+        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
+            shared, (*constant, length), own = rest[:count], rest[count : len(lasting)], rest[len(lasting) :]
+            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
+            x.add_(length * self.direction(gradient, x, constant[0] if constant else None))
+            return left
 
-        return self.local.graphs.compiled((parts, *self.direction.key), several, [*lasting, *inputs])
-
-    def _lasting(self) -> list[Tensor]:
-        """What steps take besides their data."""
-        return [self.x, *self.shared, *([] if self.constant is None else [self.constant])]
+        return self.local.graphs.compiled((parts, *self.direction.key), step, [*lasting, *varying])
 
     def _general(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
         """Steps of any elementwise optimiser, which works on the stack as on one model; maps row by row."""
