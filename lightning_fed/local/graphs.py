@@ -84,7 +84,7 @@ def _compare(
 def _compiled(function: Graph, inputs: Sequence[Tensor]) -> Any:
     ours, theirs = [_copy(t) for t in inputs], [_copy(t) for t in inputs]
     try:
-        compiled: Any = torch._inductor.compile(make_fx(function)(*map(_copy, inputs)), ours)
+        compiled: Any = torch._inductor.compile(make_fx(function)(*map(_copy, inputs)), list[Any](ours))
         expected = function(*theirs)
         torch.testing.assert_close([*compiled(*ours), *ours], [*expected, *theirs], equal_nan=True)
     except Exception as error:

@@ -67,7 +67,8 @@ def is_pure(graph: Graph) -> bool:
     )
 
 
-def operators(graph: Graph) -> list[Node]:
+def operators(graph: Graph) -> list[Any]:
+    """The nodes that compute something; as Any, since an operator's arguments are known by its name alone."""
     return [node for node in graph.nodes if node.op == "call_function"]
 
 

@@ -66,7 +66,7 @@ class Direction:
             return gradient
         if self.by_value:
             return gradient.clamp(-self.limit, self.limit)
-        norm = gradient.norm(dim=1, keepdim=True)
+        norm: Tensor = gradient.norm(dim=1, keepdim=True)
         return gradient * (self.limit / (norm + 1e-6)).clamp(max=1.0)
 
 

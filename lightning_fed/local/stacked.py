@@ -223,6 +223,7 @@ class _Run:
 
         def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
             shared, (*constant, length), own = rest[:count], rest[count : len(lasting)], rest[len(lasting) :]
+            left: list[Tensor]
             gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
             x.add_(length * self.direction(gradient, x, constant[0] if constant else None))
             return left
