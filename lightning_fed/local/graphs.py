@@ -1,14 +1,19 @@
-"""Functions of stacked tensors, recorded once and replayed without Python; compiled where that is wanted."""
+"""Functions of stacked tensors, recorded once and replayed with little Python; compiled where that is wanted."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from lightning_fed.local.parts import Parts
+from lightning_fed.local.simplify import simplified
 
 log = logging.getLogger(__name__)
 
@@ -19,33 +24,82 @@ class Graphs:
     """Recorded functions by key and shape of their inputs.
 
     Args:
-        compile: make machine code of them. The first result of each is compared with the recorded function's; one that
+        compile: make machine code of steps. The first result of each is compared with the recorded function's; one that
             does not compile or differs is replayed as it was recorded.
     """
 
     def __init__(self, compile: bool) -> None:
         self.compile = compile
-        self._graphs: dict[Hashable, Graph] = {}
+        self._parts: dict[Hashable, Parts] = {}
+        self._compiled: dict[Hashable, Graph | None] = {}
 
-    def get(self, key: Hashable, function: Graph, inputs: Sequence[Tensor]) -> Graph:
-        """The function as a graph for inputs of this shape; ``key`` tells apart what the inputs do not."""
-        whole = (key, *((t.shape, t.stride(), t.dtype, t.device) for t in inputs))
-        if whole not in self._graphs:
+    def parts(self, key: Hashable, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
+        """A step for parameters, shared tensors and data of this shape; ``key`` tells apart what they do not."""
+        whole = key, tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
+        if whole not in self._parts:
             # plain tensors: those made in inference mode cannot be differentiated
             with torch.inference_mode(False), torch.no_grad():
-                plain = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
-                for copy, t in zip(plain, inputs, strict=True):
-                    copy.copy_(t)
-                graph: Graph = make_fx(function)(*plain)
-                self._graphs[whole] = self._compiled(graph, plain) if self.compile else graph
-        return self._graphs[whole]
+                self._parts[whole] = _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs])
+        return self._parts[whole]
 
-    def _compiled(self, graph: Any, inputs: Sequence[Any]) -> Any:
-        try:
-            compiled: Any = torch._inductor.compile(graph, list(inputs))
-            for ours, theirs in zip(compiled(*inputs), graph(*inputs), strict=True):
-                torch.testing.assert_close(ours, theirs)
-        except Exception as error:
-            log.info("Local steps are not compiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
-            return graph
-        return compiled
+    def compiled(self, key: Hashable, function: Graph, inputs: Sequence[Tensor]) -> Graph | None:
+        """Machine code for inputs of this shape, of a function that may write into them; None if there is none."""
+        whole = key, _shapes(inputs)
+        if self.compile and whole not in self._compiled:
+            with torch.inference_mode(False), torch.no_grad():
+                self._compiled[whole] = _compiled(function, inputs)
+        return self._compiled.get(whole)
+
+
+def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+    counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
+    recorded = make_fx(function)(*flat)
+    try:
+        parts = Parts(simplified(copy.deepcopy(recorded), flat), counts)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")
+            _compare(parts, recorded, *inputs)
+    except Exception as error:
+        log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        return Parts(recorded, counts, apart=False)
+    return parts
+
+
+def _compare(
+    parts: Parts, recorded: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+) -> None:
+    """Two steps in parts and as a whole."""
+    steps = [data, [part.flip(0) for part in data]]
+    expected = [recorded(*params, *shared, *step) for step in steps]
+    prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
+    views, fed = parts.views(*params), parts.fed(prepared)
+    found = [parts.step(*views, *shared, *(part[t] for part in fed)) for t in range(2)]
+    left = [torch.stack(pair) for pair in list(zip(*found, strict=True))[1:]]
+    rest = parts.after(left, shared, prepared)
+    for t in range(2):
+        for ours, theirs in zip([found[t][0], *(part[t] for part in rest)], expected[t], strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def _compiled(function: Graph, inputs: Sequence[Tensor]) -> Any:
+    ours, theirs = [_copy(t) for t in inputs], [_copy(t) for t in inputs]
+    try:
+        compiled: Any = torch._inductor.compile(make_fx(function)(*map(_copy, inputs)), list[Any](ours))
+        expected = function(*theirs)
+        torch.testing.assert_close([*compiled(*ours), *ours], [*expected, *theirs], equal_nan=True)
+    except Exception as error:
+        log.info("Local steps are not compiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        return None
+    return compiled
+
+
+def _shapes(tensors: Sequence[Tensor]) -> Hashable:
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With the same strides, also where they are 0."""
+    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+    twin[once] = tensor[once]
+    return twin

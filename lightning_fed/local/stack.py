@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Hashable
 
 import pytorch_lightning as pl
 import torch
@@ -42,29 +42,32 @@ def rounded(m: int) -> int:
     return -(-m // step) * step
 
 
-def augmented(gradients: Stack, params: Stack, constants: Stack | None, rho: float) -> Stack:
-    """The gradients of the question."""
-    if rho:
-        gradients = [torch.add(g, p, alpha=rho) for g, p in zip(gradients, params, strict=True)]
-    if constants is None:
-        return gradients
-    return [g + c for g, c in zip(gradients, constants, strict=True)]
+class Direction:
+    """From the gradients of a stack (m, d) to those of its questions, clipped for each client as the trainer wants it.
 
+    Args:
+        rho: weight of the penalty.
+    """
 
-def clipping(trainer: pl.Trainer) -> Callable[[Stack], Stack] | None:
-    """The trainer's gradient clipping, for each client of a stack."""
-    limit = trainer.gradient_clip_val
-    if not limit:
-        return None
-    if trainer.gradient_clip_algorithm == "value":
-        return lambda gradients: [g.clamp(-limit, limit) for g in gradients]
+    def __init__(self, trainer: pl.Trainer, rho: float) -> None:
+        self.rho, self.limit = rho, trainer.gradient_clip_val
+        self.by_value = trainer.gradient_clip_algorithm == "value"
 
-    def by_norm(gradients: Stack) -> Stack:
-        norm = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-        factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-        return [g * per_client(factor, g) for g in gradients]
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        return self.rho, self.limit, self.by_value
 
-    return by_norm
+    def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None) -> Tensor:
+        if self.rho:
+            gradient = torch.add(gradient, x, alpha=self.rho)
+        if constant is not None:  # added in place only to what was made here
+            gradient = gradient.add_(constant) if self.rho else gradient + constant
+        if not self.limit:
+            return gradient
+        if self.by_value:
+            return gradient.clamp(-self.limit, self.limit)
+        norm: Tensor = gradient.norm(dim=1, keepdim=True)
+        return gradient * (self.limit / (norm + 1e-6)).clamp(max=1.0)
 
 
 def is_plain(optimizer: Optimizer) -> bool:
@@ -83,8 +86,3 @@ def stacked_optimizer(optimizer: Optimizer, stacked: dict[int, Tensor]) -> Optim
         for group in optimizer.param_groups
     ]
     return twin
-
-
-def per_client(values: Tensor, p: Tensor) -> Tensor:
-    """One value for each client (or for all), in the shape that multiplies a stacked parameter."""
-    return values if values.ndim == 0 else values.view(-1, *(1 for _ in p.shape[1:]))

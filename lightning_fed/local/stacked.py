@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,14 @@ from lightning_fed.attributes import fingerprint
 from lightning_fed.core import Question, StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs
+from lightning_fed.local.parts import Parts
 from lightning_fed.local.plan import Block, Blocks, Plan
-from lightning_fed.local.stack import Stack, augmented, clipping, is_plain, per_client, rounded, stacked_optimizer
+from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
 from lightning_fed.vector import Layout
+
+#: Takes steps of a block, from what the core takes, the steps done before, and their number, to what the cores left.
+Advance = Callable[[Parts, Sequence[Tensor], int, int], list[Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +87,7 @@ class StackedLocal:
         self.trainer, self.layout = trainer, layout
         self.loss = StackedLoss(trainer.lightning_module, layout.names)
         self.graphs = Graphs(compile)
-        self._outlines: dict[Graph, Outline] = {}
+        self._outlines: dict[Parts, Outline] = {}
         self._checked = 0
         self.given_up = False
         self.alike = True  # as long as all clients of a stack are known to do the same
@@ -101,10 +105,18 @@ class StackedLocal:
     def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
         return _Run(self, questions, plans).go()
 
-    def graph(self, key: tuple[Hashable, ...], function: Graph, inputs: list[Tensor]) -> tuple[Graph, Outline]:
-        """The function recorded for inputs of this shape, and what it logs."""
-        graph = self.graphs.get((*key, fingerprint(self.trainer.lightning_module)), function, inputs)
-        return graph, self._outlines.setdefault(graph, self.loss.outline)
+    def parts(self, params: Stack, shared: list[Tensor], data: list[Tensor]) -> tuple[Parts, Outline]:
+        """A step on data of this shape: the flat gradient, losses, and what is logged, as the outline says."""
+        counts = len(params), len(shared)
+
+        def differentiate(*flat: Tensor) -> tuple[Tensor, ...]:
+            params, rest = list(flat[: counts[0]]), list(flat[counts[0] :])
+            weights, *batch = rest[counts[1] :]
+            gradients, losses, noted = self.loss(params, rest[: counts[1]], batch, weights)
+            return (torch.cat([g.reshape(len(g), -1) for g in gradients], dim=1), losses, *noted)
+
+        parts = self.graphs.parts(fingerprint(self.trainer.lightning_module), differentiate, params, shared, data)
+        return parts, self._outlines.setdefault(parts, self.loss.outline)
 
     def check(self, at: Stack, block: Block, losses: Tensor, clients: int) -> None:
         """Compare the first losses of one client, another one each time, with what the module says itself.
@@ -124,14 +136,20 @@ class StackedLocal:
 
 
 class _Run:
-    """The local steps of one stack, from its questions to its answers."""
+    """The local steps of one stack, from its questions to its answers.
+
+    All parameters are views of one tensor ``x`` (m, d), which is changed in place.
+    """
 
     def __init__(self, local: StackedLocal, questions: Questions, plans: Sequence[Plan]) -> None:
-        self.local, self.questions, self.plans, self.rho = local, questions, plans, questions.rho
+        self.local, self.questions, self.plans = local, questions, plans
         self.trainer, self.layout = local.trainer, local.layout
         self.m = rounded(len(plans))
-        self.params = self._split(questions.start)
-        self.constants = None if questions.constant is None else self._split(questions.constant)
+        self.x = self._filled(questions.start)
+        self.params = self._split(self.x)
+        self.constant = None if questions.constant is None else self._filled(questions.constant)
+        self.direction = Direction(self.trainer, questions.rho)
+        self.shared = local.loss.shared()
         self.optimizer = self.trainer.optimizers[0]
         self.steps = torch.tensor([plan.steps for plan in plans] + [0] * (self.m - len(plans)))
         self.lr = float(self.optimizer.param_groups[0]["lr"])
@@ -141,112 +159,97 @@ class _Run:
         fused = is_plain(self.optimizer) and not self.questions.mapped
         advance = self._fused if fused else self._general
         done = 0
-        totals = counts = torch.zeros(self.m, dtype=torch.float64, device=self.params[0].device)
+        totals = counts = torch.zeros(self.m, dtype=torch.float64, device=self.x.device)
         with torch.inference_mode() if fused else torch.no_grad():
-            for block in Blocks(self.plans, self.m, self.local.convert, self.params[0]):
-                totals = totals + (advance(block, done).double() * block.sizes).sum(0)
+            for block in Blocks(self.plans, self.m, self.local.convert, self.x):
+                totals = totals + (self._block(block, done, advance).double() * block.sizes).sum(0)
                 counts = counts + block.sizes.sum(0)
                 done += block.steps
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
         losses = (totals / counts)[: len(self.plans)]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return Answers(self.questions, self._joined()[: len(self.plans)], losses.tolist(), self.lr, self.log)
+        return Answers(self.questions, self.x[: len(self.plans)], losses.tolist(), self.lr, self.log)
+
+    def _filled(self, rows: Tensor) -> Tensor:
+        """A copy of the rows; the first one fills the stack up."""
+        return torch.cat([rows, rows[:1].expand(self.m - len(rows), -1)])
 
     def _split(self, rows: Tensor) -> Stack:
-        """Rows of the layout as stacked parameters; the first one fills the stack up."""
-        if len(rows) < self.m:
-            rows = torch.cat([rows, rows[:1].expand(self.m - len(rows), -1)])
+        """Rows of the layout as stacked parameters, which are views of them."""
         parts = torch.split(rows, [math.prod(shape) for shape in self.layout.shapes], dim=1)
-        return [part.reshape(self.m, *shape).clone() for part, shape in zip(parts, self.layout.shapes, strict=True)]
-
-    def _joined(self) -> Tensor:
-        return torch.cat([part.reshape(self.m, -1) for part in self.params], dim=1)
+        return [part.view(self.m, *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def _active(self, done: int, steps: int) -> Tensor | None:
-        """Who is still at work in each of the next steps (T, m); None if everybody is."""
+        """Who is still at work in each of the next steps (T, m, 1); None if everybody is."""
         real = self.steps[: len(self.plans)]
         if bool((real >= done + steps).all()):
             return None
-        return torch.arange(done, done + steps).unsqueeze(1) < self.steps
+        return (torch.arange(done, done + steps).unsqueeze(1) < self.steps).unsqueeze(-1).to(self.x.device)
 
-    def _fused(self, block: Block, done: int) -> Tensor:
-        """Plain gradient steps on the question, each one graph from parameters to parameters."""
-        like = self.params[0]
-        active = self._active(done, block.steps)
-        lengths = like.new_tensor(self.lr).expand(block.steps) if active is None else active.to(like) * self.lr
-        shared = self.local.loss.shared()
-        loss, rho, clip = self.local.loss, self.rho, clipping(self.trainer)
-        count, groups = len(self.params), (len(shared), 0 if self.constants is None else len(self.params))
+    def _block(self, block: Block, done: int, advance: Advance) -> Tensor:
+        """Losses (T, m) of the steps of a block."""
+        data = [block.weights, *(tensor.transpose(0, 1)[: block.steps] for tensor in block.tensors)]
+        parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
+        start = [p.clone() for p in self._mapped("evaluate_at", 0.0)] if done == 0 else []
+        prepared = parts.before(self.shared, data)
+        left = advance(parts, parts.fed(prepared), done, block.steps)
+        losses, *noted = parts.after(left, self.shared, prepared)
+        if done == 0:
+            self.local.check(start, block, losses[0], len(self.plans))
+        self.log.note(block, outline, noted)
+        return losses
 
-        def step(*flat: Tensor) -> tuple[Tensor, ...]:
-            params, rest = list(flat[:count]), list(flat[count:])
-            shared, constants = rest[: groups[0]], rest[groups[0] : sum(groups)]
-            length, weights, *batch = rest[sum(groups) :]
-            gradients, losses, noted = loss(params, shared, batch, weights)
-            gradients = augmented(gradients, params, constants or None, rho)
-            if clip is not None:
-                gradients = clip(gradients)
-            moved = [p - per_client(length, p) * g for p, g in zip(params, gradients, strict=True)]
-            return (*moved, losses, *noted)
-
-        def inputs(t: int) -> list[Tensor]:
-            return [*self.params, *shared, *(self.constants or []), lengths[t], block.weights[t], *block.batch(t)]
-
-        key = ("step", rho, self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm, groups)
-        graph, outline = self.local.graph(key, step, inputs(0))
-        losses = []
-        for t in range(block.steps):
+    def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
+        """Plain gradient steps on the question."""
+        active, left = self._active(done, steps), []
+        lengths = self.x.new_full((steps,), -self.lr) if active is None else active.to(self.x) * -self.lr
+        lasting = [self.x, *self.shared, *([] if self.constant is None else [self.constant])]
+        compiled = self._compiled(parts, lasting, [lengths[0], *(part[0] for part in fed)])
+        views = parts.views(*self.params)
+        for length, *own in zip(lengths.unbind(), *(part.unbind() for part in fed), strict=True):
             self._heed_signals()
-            out = graph(*inputs(t))
-            if done + t == 0:
-                self.local.check(self.params, block, out[count], len(self.plans))
-            self.params = list(out[:count])
-            losses.append(out[count])
-            self.log.note(out[count + 1 :])
-        self.log.close(block, outline)
-        return torch.stack(losses)
+            if compiled is not None:
+                left.append(compiled(*lasting, length, *own))
+                continue
+            gradient, *rest = parts.step(*views, *self.shared, *own)
+            self.x.addcmul_(self.direction(gradient, self.x, self.constant), length)
+            left.append(rest)
+        return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
 
-    def _general(self, block: Block, done: int) -> Tensor:
+    def _compiled(self, parts: Parts, lasting: Sequence[Tensor], varying: Sequence[Tensor]) -> Graph | None:
+        """One step as machine code; None if that is not wanted or impossible."""
+        count = len(self.shared)
+
+        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
+            shared, (*constant, length), own = rest[:count], rest[count : len(lasting)], rest[len(lasting) :]
+            left: list[Tensor]
+            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
+            x.add_(length * self.direction(gradient, x, constant[0] if constant else None))
+            return left
+
+        return self.local.graphs.compiled((parts, *self.direction.key), step, [*lasting, *varying])
+
+    def _general(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
         """Steps of any elementwise optimiser, which works on the stack as on one model; maps row by row."""
-        active = self._active(done, block.steps)
+        active, left = self._active(done, steps), []
         if done == 0:
             self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
-        shared, clip = self.local.loss.shared(), clipping(self.trainer)
-        count, loss = len(self.params), self.local.loss
-
-        def differentiate(*flat: Tensor) -> tuple[Tensor, ...]:
-            params, rest = list(flat[:count]), list(flat[count:])
-            weights, *batch = rest[len(shared) :]
-            gradients, losses, noted = loss(params, rest[: len(shared)], batch, weights)
-            return (*gradients, losses, *noted)
-
-        def inputs(t: int, at: Stack) -> list[Tensor]:
-            return [*at, *shared, block.weights[t], *block.batch(t)]
-
-        graph, outline = self.local.graph(("gradient", len(shared)), differentiate, inputs(0, self.params))
-        losses = []
-        for t in range(block.steps):
+        for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
             self._heed_signals()
             at = self._mapped("evaluate_at", (done + t) * self.lr)
-            out = graph(*inputs(t, at))
-            if done + t == 0:
-                self.local.check(at, block, out[count], len(self.plans))
-            gradients = augmented(list(out[:count]), self.params, self.constants, self.rho)
-            gradients = gradients if clip is None else clip(gradients)
-            before = None if active is None else [p.clone() for p in self.params]
-            for p, gradient in zip(self.params, gradients, strict=True):
-                p.grad = gradient
+            gradient, *rest = parts.step(*parts.views(*at), *self.shared, *own)
+            gradients = self._split(self.direction(gradient, self.x, self.constant))
+            before = None if active is None else self.x.clone()
+            for p, own_gradient in zip(self.params, gradients, strict=True):
+                p.grad = own_gradient
             self.stacked_optimizer.step()
-            self._write(self._mapped("after_step", self.lr))
+            for p, value in zip(self.params, self._mapped("after_step", self.lr), strict=True):
+                p.copy_(value)
             if active is not None and before is not None:
-                self._write(
-                    [torch.where(per_client(active[t], p), p, b) for p, b in zip(self.params, before, strict=True)]
-                )
-            losses.append(out[count])
-            self.log.note(out[count + 1 :])
-        self.log.close(block, outline)
-        return torch.stack(losses)
+                self.x.copy_(torch.where(active[t], self.x, before))
+            left.append(rest)
+        return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
 
     def _heed_signals(self) -> None:
         if self.trainer.received_sigterm:
@@ -256,13 +259,8 @@ class _Run:
         maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
         if not any(maps):
             return self.params
-        rows = zip(self._joined(), maps, strict=False)
-        return self._split(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows]))
-
-    def _write(self, values: Stack) -> None:
-        if values is not self.params:
-            for p, value in zip(self.params, values, strict=True):
-                p.copy_(value)
+        rows = zip(self.x, maps, strict=False)
+        return self._split(self._filled(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows])))
 
     def _by_parameter(self) -> dict[int, Tensor]:
         named = dict(self.trainer.lightning_module.named_parameters())

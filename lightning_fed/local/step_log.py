@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -18,20 +17,15 @@ class StepLog:
     """What the steps of a stack logged, handed to Lightning once per stack as sample-weighted means."""
 
     def __init__(self) -> None:
-        self._noted: list[Sequence[Tensor]] = []
         self._sums: dict[str, float] = defaultdict(float)
         self._samples = 0
         self._updates: list[tuple[Metric, list[Tensor]]] = []
         self._outline: Outline | None = None
 
-    def note(self, out: Sequence[Tensor]) -> None:
-        self._noted.append(out)
-
-    def close(self, block: Block, outline: Outline) -> None:
-        """Sum up the steps of a block."""
+    def note(self, block: Block, outline: Outline, values: Sequence[Tensor]) -> None:
+        """Sum up the steps of a block, which logged values by sample (T, m, B, ...)."""
         self._outline, inside = outline, block.weights > 0
-        noted = iter([torch.stack(parts)[inside] for parts in zip(*self._noted, strict=True)])
-        self._noted = []
+        noted = iter([value[inside] for value in values])
         self._samples += int(inside.sum())
         for name in outline.computed:
             self._sums[name] += float(next(noted).double().sum())

@@ -20,6 +20,7 @@ from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedPAQ, FedProx
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.engines import ClientError
+from lightning_fed.local.stacked import Answers, Questions, StackedLocal
 from lightning_fed.sampling import Bernoulli
 from lightning_fed.transforms import TopK
 
@@ -345,3 +346,26 @@ def test_a_client_that_diverges_is_named() -> None:
 def test_unknown_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"FederatedServer\.{name} must be one of auto, .* got {value!r}"):
         FederatedServer(FedADMM(), **{name: value})
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_steps_in_place_touch_neither_questions_nor_earlier_answers(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Smooth(optimizer=optimizer)
+    seen: list[tuple[Tensor | None, Tensor]] = []
+
+    def watched(local: StackedLocal, questions: Questions, plans: Any) -> Answers:
+        given = [questions.start, questions.constant]
+        before = [None if part is None else part.clone() for part in given]
+        answers = solve(local, questions, plans)
+        seen.extend((part, kept) for part, kept in zip(given, before, strict=True) if kept is not None)
+        seen.append((answers.x, answers.x.clone()))
+        return answers
+
+    solve = StackedLocal.solve
+    monkeypatch.setattr(StackedLocal, "solve", watched)
+    fit("vectorized", FedADMM(eta=0.5), module)
+    assert len(seen) == 9
+    for tensor, kept in seen:
+        torch.testing.assert_close(tensor, kept, rtol=0, atol=0)

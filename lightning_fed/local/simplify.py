@@ -1,0 +1,214 @@
+"""Recorded graphs without operators that do nothing: each of them costs microseconds in every step."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+
+#: The same numbers in another shape, from the same place in memory on.
+VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.t.default,
+    aten.alias.default,
+    aten.detach.default,
+}
+_COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
+#: Results that depend on their tensors' shapes alone.
+_BY_SHAPE = {
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
+
+
+def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+    """The same function in fewer operators; one that writes into tensors or draws random numbers stays as it is."""
+    if is_pure(recorded.graph):
+        drop_factors(recorded)
+        recorded.recompile()
+        recorded = make_fx(recorded)(*inputs)  # with the strides it has now
+        for a_pass in (drop_identities, fold_constants, drop_ones, shorten_sums, merge_views, merge_equals):
+            a_pass(recorded)
+            recorded.graph.eliminate_dead_code()
+    recorded.recompile()
+    return recorded
+
+
+def is_pure(graph: Graph) -> bool:
+    """Whether every operator only makes new tensors, always the same ones."""
+    return all(
+        node.target is operator.getitem
+        or (
+            isinstance(node.target, torch._ops.OpOverload)
+            and not node.target._schema.is_mutable
+            and torch.Tag.nondeterministic_seeded not in node.target.tags
+        )
+        for node in operators(graph)
+    )
+
+
+def operators(graph: Graph) -> list[Any]:
+    """The nodes that compute something; as Any, since an operator's arguments are known by its name alone."""
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node's tensor may lie where those it is made of lie."""
+    if node.target in VIEWS or node.target is operator.getitem:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
+
+
+def drop_factors(recorded: GraphModule) -> None:
+    """Products with the number 1; strides may then be others than were recorded."""
+    for node in operators(recorded.graph):
+        if (
+            node.target in (aten.mul.Scalar, aten.mul.Tensor)
+            and node.args[1] == 1
+            and _dtype(node) == _dtype(node.args[0])
+        ):
+            node.replace_all_uses_with(node.args[0])
+
+
+def drop_identities(recorded: GraphModule) -> None:
+    """Views that change nothing, and copies nobody writes to."""
+    for node in operators(recorded.graph):
+        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+
+
+def fold_constants(recorded: GraphModule) -> None:
+    """Tensors that are the same in every step are made once."""
+    known: dict[Node, Tensor] = {}
+    for node in operators(recorded.graph):
+        used = node.all_input_nodes
+        if node.target not in _BY_SHAPE and any(part not in known for part in used):
+            continue
+        values = {part: known[part] if part in known else _empty(part.meta["val"]) for part in used}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        known[node] = node.target(*args, **kwargs)
+    for node, value in known.items():
+        if any(user not in known for user in node.users):
+            name = f"constant_{node.name}"
+            recorded.register_buffer(name, value, persistent=False)
+            with recorded.graph.inserting_before(node):
+                kept = recorded.graph.get_attr(name)
+            kept.meta = dict(node.meta)
+            node.replace_all_uses_with(kept)
+
+
+def drop_ones(recorded: GraphModule) -> None:
+    """Products with a constant that is 1 everywhere."""
+    for node in operators(recorded.graph):
+        if node.target is not aten.mul.Tensor or not all(isinstance(arg, Node) for arg in node.args):
+            continue
+        for ones, other in (node.args, node.args[::-1]):
+            is_one = ones.op == "get_attr" and bool((getattr(recorded, ones.target) == 1).all())
+            if is_one and _same(node, other):
+                node.replace_all_uses_with(other)
+                break
+
+
+def shorten_sums(recorded: GraphModule) -> None:
+    """Sums over dimensions of size 1 are views."""
+    for node in operators(recorded.graph):
+        if node.target is not aten.sum.dim_IntList or not node.args[1]:
+            continue
+        source = node.args[0]
+        if all(source.meta["val"].shape[dim] == 1 for dim in node.args[1]) and _dtype(node) == _dtype(source):
+            _viewed(recorded.graph, node, source)
+
+
+def merge_views(recorded: GraphModule) -> None:
+    """Views of views are views of the first tensor, or the tensor itself."""
+    for node in operators(recorded.graph):
+        chain = [node]
+        while chain[-1].target in VIEWS:
+            chain.append(chain[-1].args[0])
+        for source in reversed(chain[1:]):
+            if _same(node, source):
+                node.replace_all_uses_with(source)
+                break
+            if len(chain) > 2 and source is not chain[1] and _viewed(recorded.graph, node, source):
+                break
+
+
+def merge_equals(recorded: GraphModule) -> None:
+    """Equal operators on equal tensors are computed once."""
+    seen: dict[tuple[Any, str, str], Node] = {}
+    for node in operators(recorded.graph):
+        first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+
+
+def bound(graph: GraphModule) -> Callable[..., Any]:
+    """The graph with torch's own functions in place of operators, which are slower to call from Python."""
+    quick = GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in operators(quick.graph):
+        name = getattr(node.target, "_opname", "")
+        function = getattr(torch._C._VariableFunctions, name, None) if not name.endswith("_like") else None
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.op, node.target = "call_method", "view"
+        elif function is not None and not name.startswith("new_"):
+            node.target = function
+    quick.recompile()
+    forward: Callable[..., Any] = quick.forward
+    return forward
+
+
+def _viewed(graph: Graph, node: Node, source: Node) -> bool:
+    """Replace a node by one view of the source, if there is one with its shape and strides."""
+    value = node.meta["val"]
+    try:
+        view = _empty(source.meta["val"], "meta").view(value.shape)
+    except RuntimeError:
+        return False
+    if _strides(view) != _strides(value):
+        return False
+    with graph.inserting_before(node):
+        new = graph.call_function(aten.view.default, (source, list(value.shape)))
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    return True
+
+
+def _empty(like: Tensor, device: Any = None) -> Tensor:
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device or like.device)
+
+
+def _same(node: Node, other: Any) -> bool:
+    """Whether two tensors agree in everything but, perhaps, their numbers."""
+    a, b = node.meta["val"], other.meta["val"]
+    return (a.shape, _strides(a), a.dtype, a.device) == (b.shape, _strides(b), b.dtype, b.device)
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Those that matter."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+
+
+def _dtype(node: Any) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
