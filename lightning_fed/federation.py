@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,11 +90,21 @@ class Federation:
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
         exchanges = None if self.started else 1
-        return run_round(self.algorithm, self.server, cohort, engine, self.recall, self.weights, exchanges)
+        fresh = self.algorithm.init_client(self.x0)  # one for all: states are never changed in place
+        recall = partial(self.recall, fresh=fresh)
+        return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, exchanges)
 
-    def recall(self, cid: ClientId) -> Any:
-        """A client's state, on the device of the model."""
-        return tree_map(lambda t: t.to(self.x0.device), self.store[cid].state)
+    def recall(self, cid: ClientId, fresh: Any = None) -> Any:
+        """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""
+        found = self.store.get(cid)
+        if found is None:
+            return self.store.fresh() if fresh is None else fresh
+        return found.state if self._here else tree_map(lambda t: t.to(self.x0.device), found.state)
+
+    @property
+    def _here(self) -> bool:
+        """Whether the model is where memories are kept."""
+        return self.x0.device.type == "cpu"
 
     def commit(
         self,
@@ -102,15 +113,15 @@ class Federation:
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
     ) -> None:
         """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
-        memories = {
-            cid: Memory(
-                tree_map(Tensor.cpu, state),
-                self.store[cid].visits + 1,
+        memories = {}
+        for cid, state in outcome.states.items():
+            before, cost = self.store.get(cid), outcome.costs[cid]
+            memories[cid] = Memory(
+                state if self._here else tree_map(Tensor.cpu, state),
+                1 if before is None else before.visits + 1,
                 (kept or {}).get(cid, {}),
-                self.store[cid].cost + outcome.costs[cid],
+                cost if before is None else before.cost + cost,
             )
-            for cid, state in outcome.states.items()
-        }
         for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
         self._pending = _Commit(

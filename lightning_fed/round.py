@@ -71,7 +71,7 @@ class Outcome:
     @property
     def cost(self) -> Cost:
         """What all clients have spent together."""
-        return sum(self.costs.values(), Cost())
+        return Cost.sum(self.costs.values())
 
     @property
     def steps(self) -> dict[ClientId, int]:
@@ -135,22 +135,25 @@ def _exchange(
     bytes_down, total = algorithm.bytes_down(down), None
     arrived: list[ClientId] = []
     waiting = list(cohort)
+    last, cost = (0, 0, 0, 0), Cost()
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         part = reply if isinstance(reply, Replies) else Replies.of(reply)
         ids, waiting = waiting[: len(part.states)], waiting[len(part.states) :]
         share = _weighted_sum(part.message, [weights[cid] * here for cid, here in zip(ids, part.arrived, strict=True)])
         total = share if total is None else add(total, share)
-        whole = num_bytes(part.message) // len(ids)
+        whole, models = num_bytes(part.message) // len(ids), part.x_i.unbind()
         for i, cid in enumerate(ids):
             here, sent, loss, steps = part.arrived[i], part.bytes_up[i], part.losses[i], part.steps[i]
-            cost = Cost(bytes_down, (whole if sent is None else sent) * here, steps, part.gradients[i])
+            spent = bytes_down, (whole if sent is None else sent) * here, steps, part.gradients[i]
+            if spent != last:  # most clients of a round spend the same
+                last, cost = spent, Cost(*spent)
             outcome.costs[cid] = before.costs[cid] + cost if cid in before.costs else cost
             if not here:
                 continue
             arrived.append(cid)
             outcome.states[cid] = part.states[i]
             idle = not steps and cid in before.local_models  # only asked for something: its model is the one before
-            outcome.local_models[cid] = before.local_models[cid] if idle else part.x_i[i]
+            outcome.local_models[cid] = before.local_models[cid] if idle else models[i]
             outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
     if waiting:
         raise ValueError(f"The engine answered for {len(cohort) - len(waiting)} of {len(cohort)} clients.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, is_dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         down, up = self.bytes_down + other.bytes_down, self.bytes_up + other.bytes_up
         return Cost(down, up, self.steps + other.steps, self.gradients + other.gradients)
+
+    @classmethod
+    def sum(cls, costs: Iterable[Cost]) -> Cost:
+        spent = [(c.bytes_down, c.bytes_up, c.steps, c.gradients) for c in costs]
+        return cls(*(sum(column) for column in zip(*spent, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,10 @@ class MemoryStore:
     def __getitem__(self, cid: ClientId) -> Memory:
         found = self._memories.get(cid)
         return Memory(self.fresh()) if found is None else found
+
+    def get(self, cid: ClientId) -> Memory | None:
+        """The memory of a client, if it has taken part."""
+        return self._memories.get(cid)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._memories)

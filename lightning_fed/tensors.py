@@ -79,7 +79,7 @@ class TensorLoader:
 
     @property
     def samples(self) -> int:
-        return len(self.tensors[0] if self.rows is None else self.rows)
+        return (self.tensors[0] if self.rows is None else self.rows).shape[0]
 
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.batch_size)
@@ -92,7 +92,20 @@ class TensorLoader:
     def order(self) -> Tensor:
         """The rows of one iteration, one batch after another; the last may be short."""
         n = self.samples
-        order = torch.randperm(n, generator=self.generator) if self.shuffle else torch.arange(n)
+        return self._rows(torch.randperm(n, generator=self.generator) if self.shuffle else torch.arange(n))
+
+    def orders(self, seeds: Sequence[int]) -> list[Tensor]:
+        """The rows of several iterations, each from the generator with a seed of its own."""
+        n, generator = self.samples, self.generator
+        if not self.shuffle or generator is None:
+            return [self.order() for _ in seeds]
+        drawn = []
+        for seed in seeds:
+            generator.manual_seed(seed)
+            drawn.append(torch.randperm(n, generator=generator))
+        return drawn if self.rows is None and not self.drop_last else list(map(self._rows, drawn))
+
+    def _rows(self, order: Tensor) -> Tensor:
         if self.drop_last:
             order = order[: len(self) * self.batch_size]
         return order if self.rows is None else self.rows[order]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -111,11 +112,17 @@ def all_at_once(step: Step, states: Sequence[Any], down: Broadcast, local: Toget
 
 def rows_of(stacked: Any, m: int) -> list[Any]:
     """The records of a stack one by one, each in memory of its own: they are kept for different times."""
-    columns: list[list[Tensor]] = []
-    tree_map(lambda leaf: columns.append([row.clone() for row in leaf.unbind()]), stacked)
+    columns: list[Sequence[Tensor]] = []
+    tree_map(lambda leaf: columns.append(torch.unbind_copy(leaf)), stacked)
+    if not columns:
+        return [stacked] * m
+    rows = zip(*columns, strict=True)
+    if is_dataclass(stacked) and len(columns) == len(vars(stacked)):  # the quick way, without records inside records
+        kind: Any = type(stacked)
+        return [kind(*row) for row in rows]
+    return [_record(stacked, row) for row in rows]
 
-    def record(i: int) -> Any:
-        column = iter(columns)
-        return tree_map(lambda _: next(column)[i], stacked)
 
-    return [record(i) for i in range(m)]
+def _record(like: Any, row: Sequence[Tensor]) -> Any:
+    leaves = iter(row)
+    return tree_map(lambda _: next(leaves), like)

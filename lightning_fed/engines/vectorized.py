@@ -140,7 +140,7 @@ class VectorizedEngine:
     ) -> tuple[Replies, list[StepLog]]:
         """The replies of a stack: by one client step for all, or, where clients differ, by a step each."""
         if self.stacked.alike:
-            plans = [self._plan(visit) for visit in visits]
+            plans = self._plans(visits)
             lr = float(self.trainer.optimizers[0].param_groups[0]["lr"])
             local = Together(lambda questions: self.stacked.solve(questions, plans), plans[0], lr)
             try:
@@ -153,7 +153,7 @@ class VectorizedEngine:
             else:
                 self._check(replies, visits)
                 assert local.answers is not None
-                for i, visit in enumerate(visits):
+                for i, visit in enumerate(visits if listening(self.trainer, "on_client_end") else ()):
                     visit.question = local.answers.questions[i]
                 return replies, [local.answers.log]
         return self._one_step_each(step, states, down, visits)
@@ -175,7 +175,7 @@ class VectorizedEngine:
                     else:
                         replies[i] = said
             if questions:
-                plans = [self._plan(visits[i]) for i in questions]
+                plans = self._plans([visits[i] for i in questions])
                 answers = self.stacked.solve(Questions.of(list(questions.values())), plans)
                 logs.append(answers.log)
                 for j, (i, plan) in enumerate(zip(questions, plans, strict=True)):
@@ -186,10 +186,10 @@ class VectorizedEngine:
         self._check(stacked, visits)
         return stacked, logs
 
-    def _plan(self, visit: Visit) -> Plan:
-        return Plan.of(self.trainer, self.alone.loop.server, visit)
+    def _plans(self, visits: Sequence[Visit]) -> list[Plan]:
+        return Plan.all_of(self.trainer, self.alone.loop.server, visits)
 
     def _check(self, replies: Replies, visits: list[Visit]) -> None:
-        if not bool(torch.isfinite(replies.x_i).all()):
+        if not bool(torch.isfinite(replies.x_i.sum())):  # then some number may not be; their sum is quick to look at
             for visit, reply in zip(visits, replies.apart(), strict=True):
                 self.alone.check(visit.client, reply)
