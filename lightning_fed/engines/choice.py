@@ -16,8 +16,9 @@ from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.engines.fusing import layers_without_gradients
 from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.stack_workers import StackWorkersEngine
 from lightning_fed.engines.trial import try_out
-from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.engines.vectorized import VectorizedEngine, stack_size
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
@@ -43,8 +44,10 @@ ELEMENTWISE = (
     optim.Adadelta,
 )
 
-#: Compiling pays if it saves more than this, by a rough model of the time of a step; a cold compiler takes 20 seconds.
-COMPILE_SECONDS = 60
+#: Compiling pays if it saves more than this; a cold compiler takes 20 seconds.
+COMPILE_SECONDS = 30
+#: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
+SAVED_SECONDS = 1e-4
 
 
 def not_worth_it(trainer: pl.Trainer, cohort: int) -> str | None:
@@ -117,7 +120,9 @@ class Choice:
             return alone
         stacked = self._stacked(trainer, server, layout, cohort)
         if stacked is not None:
-            return VectorizedEngine(alone, stacked)
+            together = VectorizedEngine(alone, stacked)
+            shared = self.workers > 1 and stacked.recorded and len(cohort) > stack_size(layout)
+            return StackWorkersEngine(together, self.workers) if shared else together
         alone.loop.layers = self._large_layers(trainer, server, layout, cohort)
         if self.workers == 1 or len(cohort) == 1:
             return alone
@@ -158,13 +163,23 @@ class Choice:
                 reason = str(error)
             else:
                 how = ", compiled" if stacked.graphs.compile else ""
-                rest = f"; workers={self.workers} are for clients trained one by one" if self.workers > 1 else ""
-                rank_zero_info(f"Clients are trained side by side{how}{rest}.")
+                rank_zero_info(f"Clients are trained side by side{how}{self._sharing(stacked, trainer, len(cohort))}.")
                 return stacked
         if self.asked == "vectorized":
             raise ValueError(f'engine="vectorized" is impossible here: {reason}. Use engine="auto".')
         rank_zero_info(f"Clients are trained one by one: {reason}.")
         return None
+
+    def _sharing(self, stacked: StackedLocal, trainer: pl.Trainer, cohort: int) -> str:
+        """What becomes of workers."""
+        if self.workers == 1:
+            return ""
+        if reason := why_not_workers(trainer):
+            self.workers = 1
+            return f", in this process: {reason}"
+        if cohort <= stack_size(stacked.layout):
+            return f"; workers={self.workers} have nothing to share, the round is one stack"
+        return f", by {self.workers} processes"
 
     def _large_layers(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
@@ -178,7 +193,5 @@ class Choice:
         """Whether compiling should save more than it takes, by the run's size: a clock would make equal runs differ."""
         if self.compile != "auto":
             return self.compile
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
         steps = max(trainer.max_epochs or 0, 0) * (server.local_steps or server.local_epochs or 1)
-        by_step = 0.4e-3 * -(-cohort // STACK) + 0.3e-9 * cohort * int(data.batch_size) * layout.numel
-        return steps * by_step > COMPILE_SECONDS
+        return steps * -(-cohort // stack_size(layout)) * SAVED_SECONDS > COMPILE_SECONDS
