@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -22,7 +22,7 @@ from lightning_fed.engines.vectorized import VectorizedEngine, stack_size
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.stack import STACK, unfavourable
+from lightning_fed.local.stack import unfavourable
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.round import Engine
 from lightning_fed.store import ClientId
