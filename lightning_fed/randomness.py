@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from hashlib import sha256
 from operator import index
 
@@ -47,9 +48,17 @@ def torch_generator(*key: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(*key))
 
 
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
 def seed_global(*key: int | str) -> None:
     """Seed torch (all devices), numpy and random: whatever a module draws next is a function of ``key``."""
     seed = derive_seed(*key)
-    torch.manual_seed(seed)
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:  # where there is none, torch keeps a note with the whole stack, for the day when there will be, at every call
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

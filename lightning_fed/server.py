@@ -20,7 +20,7 @@ from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.tolerance import Tolerance, as_tolerance
 from lightning_fed.local.workspace import Workspace
-from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop
+from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers
 from lightning_fed.randomness import seed_global
 from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
@@ -265,7 +265,8 @@ class FederatedServer(FederatedCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
         if not trainer.barebones:
-            self.log_round({f"federated/{name}": value for name, value in self.report.metrics.items()})
+            known = {f"federated/{name}": value for name, value in self.report.metrics.items() if value == value}
+            log_numbers(trainer, "on_train_batch_end", known)
         notify(trainer, "on_round_end", self.report)
 
     def on_before_optimizer_step(

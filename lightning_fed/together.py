@@ -28,6 +28,8 @@ from lightning_fed.visit import move_batch
 
 #: From so many clients on it pays.
 MANY = 16
+#: Samples make up a batch until they fill this, and ``eval_batch_size`` of them in any case.
+BATCH_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +56,11 @@ def evaluate_together(
                 raise UnfitError(f"{type(owner).__name__} overrides {name}")
     by_sample = _BySample(trainer, step)
     found: dict[ClientId, Evaluation] = {}
-    for clients, sizes, batch in _batches(trainer, split, ids, alike=models is not None):
-        figures = by_sample(batch) if models is None else by_sample.each_by_its_own(models.stack(clients), sizes, batch)
+    for clients, sizes, batch, limit in _batches(trainer, split, ids, alike=models is not None):
+        if models is None:
+            figures = by_sample(batch, limit)
+        else:
+            figures = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
         owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         means = [_means(values, owners, sizes) for values in figures]
         found |= {cid: Evaluation(means[0][i], means[1][i], sizes[i]) for i, cid in enumerate(clients)}
@@ -71,8 +76,8 @@ def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[floa
 
 def _batches(
     trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool
-) -> Iterator[tuple[list[ClientId], list[int], list[Tensor]]]:
-    """All samples of some clients at a time: who they are, how many each has, and the samples.
+) -> Iterator[tuple[list[ClientId], list[int], list[Tensor], int]]:
+    """All samples of some clients at a time: who they are, how many each has, the samples, and how many fit in a batch.
 
     ``alike`` takes clients of about the same size together.
     """
@@ -82,17 +87,28 @@ def _batches(
     for cid, loader in loaders.items():
         if type(loader) is not TensorLoader or loader.transform != first.transform:
             raise UnfitError(f"the {split} data of client {cid!r} are not like the others'")
-    left = sorted(ids, key=lambda cid: loaders[cid].samples) if alike else list(ids)
-    while left:
-        count = samples = 0
-        while count < min(len(left), STACK) and samples < data.eval_batch_size:
-            size = loaders[left[count]].samples
-            count += 1
-            samples = count * size if alike else samples + size
-        clients, left = left[:count], left[count:]
+    sizes = {cid: loader.samples for cid, loader in loaders.items()}
+    limit = max(data.eval_batch_size, BATCH_BYTES // sum(t[:1].numel() * t.element_size() for t in first.tensors))
+    for clients in _groups(sorted(ids, key=sizes.__getitem__) if alike else ids, sizes, limit, alike):
         tensors = [torch.cat(parts) for parts in zip(*(loaders[cid].all_rows() for cid in clients), strict=True)]
         batch = move_batch(trainer, tensors if first.transform is None else first.transform(tensors))
-        yield clients, [loaders[cid].samples for cid in clients], list(batch)
+        yield clients, [sizes[cid] for cid in clients], list(batch), limit
+
+
+def _groups(
+    ids: Sequence[ClientId], sizes: Mapping[ClientId, int], limit: int, alike: bool
+) -> Iterator[list[ClientId]]:
+    """Clients whose samples make up a batch, or one client that has more; ``alike``: with room for the largest."""
+    group: list[ClientId] = []
+    samples = 0
+    for cid in ids:
+        samples = (len(group) + 1) * sizes[cid] if alike else samples + sizes[cid]
+        if group and (samples > limit or len(group) == STACK):
+            yield group
+            group, samples = [], sizes[cid]
+        group.append(cid)
+    if group:
+        yield group
 
 
 class _BySample:
@@ -100,13 +116,12 @@ class _BySample:
 
     def __init__(self, trainer: pl.Trainer, step: str) -> None:
         self.module = trainer.lightning_module
-        self.limit = trainer.datamodule.eval_batch_size  # type: ignore[attr-defined]
         self._step = Step(self.module, step)
         self._known = (True, True)
 
-    def __call__(self, batch: list[Tensor]) -> list[Tensor | None]:
-        """At the model the module holds."""
-        pieces = zip(*(torch.split(part, self.limit) for part in batch), strict=True)
+    def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor | None]:
+        """At the model the module holds, ``limit`` samples at a time."""
+        pieces = zip(*(torch.split(part, limit) for part in batch), strict=True)
         with torch.no_grad():
             found = [vmap(partial(self._one, {}))(*piece) for piece in pieces]
         return self._those_known(torch.cat(column) for column in zip(*found, strict=True))

@@ -6,11 +6,12 @@ import csv
 import math
 import netrc
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import numpy as np
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 if TYPE_CHECKING:
@@ -60,17 +61,32 @@ def has_wandb_key() -> bool:
     return any("wandb" in host or host == own_host for host in found)
 
 
-def log_table(loggers: Sequence[Logger], name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-    """One row per client, in each logger's own form; what is not known stays blank."""
+def log_table(
+    loggers: Sequence[Logger],
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    step: int,
+    histograms: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """One row per client, in each logger's own form; what is not known stays blank.
+
+    ``histograms`` are distributions over its rows, by name; CSV files have them in the table already.
+    """
     rows = [[None if isinstance(cell, float) and math.isnan(cell) else cell for cell in row] for row in rows]
+    histograms = histograms or {}
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb
 
+            drawn = {key: wandb.Histogram(list(values)) for key, values in histograms.items()}
             table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            logger.experiment.log({name: table, "trainer/global_step": step})
+            # all at once: every call is a message to W&B's own process
+            logger.experiment.log({name: table, **drawn, "trainer/global_step": step})
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text(name, _markdown(columns, rows), step)
+            for key, values in histograms.items():
+                logger.experiment.add_histogram(key, np.asarray(values), step)
         elif isinstance(logger, CSVLogger):
             path = _folder(logger) / f"{name.replace('/', '_')}.csv"
             new = not path.exists()
@@ -79,19 +95,6 @@ def log_table(loggers: Sequence[Logger], name: str, columns: Sequence[str], rows
                 if new:
                     writer.writerow(["step", *columns])
                 writer.writerows([step, *row] for row in rows)
-
-
-def log_histogram(loggers: Sequence[Logger], name: str, values: Sequence[float], step: int) -> None:
-    """Distribution over clients; CSV files have it in the table already."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            import wandb
-
-            logger.experiment.log({name: wandb.Histogram(list(values)), "trainer/global_step": step})
-        elif isinstance(logger, TensorBoardLogger):
-            import numpy as np
-
-            logger.experiment.add_histogram(name, np.asarray(values), step)
 
 
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:

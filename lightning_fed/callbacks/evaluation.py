@@ -10,7 +10,8 @@ from lightning_fed.arguments import whole
 from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.evaluations import ClientEvaluations, Evaluation
 from lightning_fed.measure import check_differentiable, evaluate_own, evaluate_splits, stationarity
-from lightning_fed.tracking import log_histogram, log_table
+from lightning_fed.store import Memory
+from lightning_fed.tracking import log_table
 
 if TYPE_CHECKING:
     from lightning_fed.federation import Federation
@@ -105,17 +106,17 @@ class ClientEvaluation(FederatedCallback):
         columns = ["client", "examples", "visits"]
         columns += [f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")]
         columns += ["bytes_down", "bytes_up", "local_steps"]
-        rows = []
+        rows, nothing = [], Memory(None)
         for cid in federation.client_ids:
             found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
-            memory = federation.store[cid]
+            memory = federation.store.get(cid) or nothing
             facts = [str(cid), trainer.datamodule.num_examples(cid), memory.visits]
             measured = [value for e in found for value in (e.loss, e.accuracy)]
             rows.append([*facts, *measured, memory.cost.bytes_down, memory.cost.bytes_up, memory.cost.steps])
-        log_table(trainer.loggers, "clients/table", columns, rows, round)
-        for i, column in enumerate(columns[2:], start=2):
-            if values := [float(row[i]) for row in rows if not math.isnan(row[i])]:
-                log_histogram(trainer.loggers, f"clients/{column}", values, round)
+        columns_of_numbers = list(zip(columns, zip(*rows, strict=True), strict=True))[2:]
+        known = {name: [float(v) for v in values if not math.isnan(v)] for name, values in columns_of_numbers}
+        histograms = {f"clients/{name}": values for name, values in known.items() if values}
+        log_table(trainer.loggers, "clients/table", columns, rows, round, histograms)
 
 
 def _federation(trainer: pl.Trainer) -> Federation:

@@ -113,11 +113,12 @@ def all_at_once(step: Step, states: Sequence[Any], down: Broadcast, local: Toget
 def rows_of(stacked: Any, m: int) -> list[Any]:
     """The records of a stack one by one, each in memory of its own: they are kept for different times."""
     columns: list[Sequence[Tensor]] = []
-    tree_map(lambda leaf: columns.append(torch.unbind_copy(leaf)), stacked)
+    unbind_copy: Any = torch.unbind_copy  # whose type says that it returns nothing
+    tree_map(lambda leaf: columns.append(unbind_copy(leaf)), stacked)
     if not columns:
         return [stacked] * m
     rows = zip(*columns, strict=True)
-    if is_dataclass(stacked) and len(columns) == len(vars(stacked)):  # the quick way, without records inside records
+    if is_dataclass(stacked) and all(isinstance(field, Tensor) for field in vars(stacked).values()):  # the quick way
         kind: Any = type(stacked)
         return [kind(*row) for row in rows]
     return [_record(stacked, row) for row in rows]

@@ -47,10 +47,11 @@ class Plan:
     @classmethod
     def all_of(cls, trainer: pl.Trainer, server: FederatedServer, visits: Sequence[Visit]) -> list[Plan]:
         """The plans of several visits, which become planned; what they have in common is worked out once."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        run: Any = trainer
+        data = run.datamodule
         if is_overridden("client_dataloader", data, FederatedDataModule):
             return [cls._by_epoch(trainer, server, visit) for visit in visits]
-        seed, generator, shuffle = server.seed, torch.Generator(), not trainer.overfit_batches
+        seed, generator, shuffle = server.seed, torch.Generator(), not run.overfit_batches
         alike: dict[tuple[int, ...], _Group] = {}
         for i, visit in enumerate(visits):
             loader = _in_memory(data.client_dataloader(visit.client, generator, shuffle=shuffle), visit)
