@@ -142,14 +142,15 @@ class Samples:
         kinds = {tuple((t.shape[1:], t.dtype) for t in tensors) for tensors in sources}
         if len(kinds) > 1:
             raise UnfitError("samples of different clients have different shapes or types")
-        distinct = {id(tensors[0]): tensors for tensors in sources}
+        keys = [tuple(map(id, tensors)) for tensors in sources]  # of all: clients may share inputs and not labels
+        distinct = dict(zip(keys, sources, strict=True))
         if len(distinct) == 1:
             return cls(sources[:1], rows)
         lengths = [tensors[0].shape[0] for tensors in distinct.values()]
         if sum(lengths) > rows.numel():
             return cls(sources, rows)
         begin = dict(zip(distinct, itertools.accumulate(lengths, initial=0), strict=False))
-        offsets = torch.tensor([begin[id(tensors[0])] for tensors in sources])
+        offsets = torch.tensor([begin[key] for key in keys])
         parts = list(zip(*distinct.values(), strict=True))
         rooms = [_scratch.get("pool", k, sum(lengths), part[0]) for k, part in enumerate(parts)]
         pool = [torch.cat(part, out=room) for part, room in zip(parts, rooms, strict=True)]

@@ -118,6 +118,14 @@ def test_samples_are_pooled_only_where_that_takes_less_memory():
     assert Samples.of(shared, few).sources[0][0] is sources[0][0]
 
 
+@pytest.mark.parametrize("rows", [torch.tensor([[[3, 1]], [[0, 2]]]), torch.arange(4).expand(2, 1, 4).repeat(1, 2, 1)])
+def test_clients_may_share_inputs_and_not_labels(rows):
+    inputs, labels = torch.arange(4.0), [torch.arange(4), 10 + torch.arange(4)]
+    taken = Samples.of([[inputs, labels[0]], [inputs, labels[1]]], rows).take(slice(0, 1))
+    assert taken[0].tolist() == rows[:, 0].flatten().tolist()
+    assert taken[1].tolist() == [*rows[0, 0].tolist(), *(10 + rows[1, 0]).tolist()]
+
+
 def test_samples_of_different_kinds_do_not_share_a_stack():
     rows = torch.zeros(2, 1, 1, dtype=torch.int64)
     for other in (torch.zeros(3, 2), torch.zeros(3).double()):
