@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import pytorch_lightning as pl
 import torch
@@ -44,8 +44,6 @@ Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
 FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
 
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
-#: Of which splits, by which step and with models of whose, clients have been evaluated together well.
-_TOGETHER: WeakKeyDictionary[nn.Module, set[tuple[str, str, bool]]] = WeakKeyDictionary()
 
 
 def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
@@ -69,10 +67,7 @@ def _evaluate_together(
     alone: Callable[[ClientId], Evaluation],
     models: Models | None = None,
 ) -> dict[ClientId, Evaluation] | None:
-    """Many clients together, if two of them (later one) have the same figures ``alone``; otherwise None.
-
-    So it is for few clients, too.
-    """
+    """Many clients together, if two of them have the same figures ``alone``; otherwise, and for few clients, None."""
     step = loss_step(trainer.lightning_module, split)
     if len(ids) < MANY or step is None or unfavourable(trainer.lightning_module):
         return None
@@ -81,11 +76,7 @@ def _evaluate_together(
     except Exception as error:  # that there is another way is enough to know
         log.debug("Clients are evaluated one by one: %s", error)
         return None
-    known = _TOGETHER.setdefault(trainer.lightning_module, set())
-    what = split, step, models is None
-    same = all(_alike(found[cid], alone(cid)) for cid in ((ids[0],) if what in known else (ids[0], ids[-1])))
-    known.add(what) if same else known.discard(what)
-    return found if same else None
+    return found if all(_alike(found[cid], alone(cid)) for cid in (ids[0], ids[-1])) else None
 
 
 def _alike(a: Evaluation, b: Evaluation) -> bool:
