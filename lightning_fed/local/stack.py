@@ -78,11 +78,15 @@ def is_plain(optimizer: Optimizer) -> bool:
 
 
 def stacked_optimizer(optimizer: Optimizer, stacked: dict[int, Tensor]) -> Optimizer:
-    """The same optimiser without memory, on stacked parameters instead of its own, which are given by their ids."""
+    """The same optimiser without memory, on stacked parameters instead of its own, which are given by their ids.
+
+    Its fused kernels take every parameter for one piece of memory, which a stacked one is not.
+    """
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
+    plain = {"fused": False} if any("fused" in group for group in optimizer.param_groups) else {}
     twin.param_groups = [
-        {**group, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
+        {**group, **plain, "params": [stacked[id(p)] for p in group["params"] if id(p) in stacked]}
         for group in optimizer.param_groups
     ]
     return twin

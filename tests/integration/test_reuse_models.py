@@ -75,9 +75,9 @@ def test_a_lone_client_trains_a_torchvision_model_as_a_plain_trainer_does(others
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedADMM(eta=0.1)], ids=["FedAvg", "FedADMM"])
 def test_a_torchvision_model_learns(algorithm: Any) -> None:
-    visits, module = Visits(), Vision("shufflenet_v2_x0_5")
+    visits, module = Visits(), Vision("shufflenet_v2_x0_5", lr=0.01)  # longer steps jump, on some machines upwards
     server = FederatedServer(algorithm, seed=SEED, local_steps=2, evaluate_every=0)
-    quiet_trainer(server, 5, callbacks=[visits]).fit(module, datamodule=images())
+    quiet_trainer(server, 10, callbacks=[visits]).fit(module, datamodule=images())
     assert visits.losses[-1] < 0.7 * visits.losses[0]
 
 
