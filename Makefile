@@ -42,4 +42,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache lightning_fed/native/*.so

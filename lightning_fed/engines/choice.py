@@ -105,7 +105,7 @@ class Choice:
     Args:
         asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
         compile: whether stacked steps are compiled; ``auto`` where the whole run is long enough to pay for it.
-        workers: processes for clients that are trained one by one.
+        workers: processes that share clients, or stacks of them.
     """
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
