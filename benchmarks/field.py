@@ -39,7 +39,7 @@ class Contestant:
 
 
 ONE, TWO = {"threads": 1}, {"threads": 2}
-SMALL, LARGE, MANY = ("W1", "W3"), ("W2",), ("W3",)
+SMALL, LARGE = ("W1", "W3"), ("W2",)
 LOOPS = ("loop, 1 thread", "loop, 2 threads")
 IN_LOSS = "loop, penalty in the loss"
 PEERS = ("Flower", "pfl-research", "FedLab")
@@ -51,9 +51,6 @@ CONTESTANTS = (
     Contestant("Trainer per client", "trainer", options=ONE),
     Contestant("ours", "ours", workloads=SMALL, options={**ONE, "compile": False}),
     Contestant("ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True}),
-    Contestant(
-        "ours, 2 workers", "ours", workloads=MANY, slow_start=True, options={**ONE, "compile": False, "workers": 2}
-    ),
     Contestant("ours", "ours", workloads=LARGE, options=ONE),
     Contestant("ours, 2 workers", "ours", workloads=LARGE, options={**ONE, "workers": 2}),
     Contestant("Flower", "flower", "FedAvg", environment="flower", slow_start=True),

@@ -71,7 +71,7 @@ class FederatedServer(FederatedCallback):
         engine: ``sequential`` trains clients one by one, ``vectorized`` side by side as one stack of models, ``auto``
             side by side where that is faster and the module allows it.
         compile: compile the steps of a stack; ``auto`` if the run is long enough to pay for it.
-        workers: processes that share the clients of a round, or its stacks if it has several, each with one thread.
+        workers: processes that share the clients which are trained one by one, each with one thread.
     """
 
     def __init__(

@@ -16,13 +16,12 @@ from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.engines.fusing import layers_without_gradients
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.stack_workers import StackWorkersEngine
 from lightning_fed.engines.trial import try_out
-from lightning_fed.engines.vectorized import VectorizedEngine, stack_size
+from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.stack import unfavourable
+from lightning_fed.local.stack import STACK, unfavourable
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.round import Engine
 from lightning_fed.store import ClientId
@@ -105,7 +104,7 @@ class Choice:
     Args:
         asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
         compile: whether stacked steps are compiled; ``auto`` where the whole run is long enough to pay for it.
-        workers: processes that share clients, or stacks of them.
+        workers: processes for clients that are trained one by one.
     """
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
@@ -120,9 +119,7 @@ class Choice:
             return alone
         stacked = self._stacked(trainer, server, layout, cohort)
         if stacked is not None:
-            together = VectorizedEngine(alone, stacked)
-            shared = self.workers > 1 and stacked.recorded and len(cohort) > stack_size(layout)
-            return StackWorkersEngine(together, self.workers) if shared else together
+            return VectorizedEngine(alone, stacked)
         alone.loop.layers = self._large_layers(trainer, server, layout, cohort)
         if self.workers == 1 or len(cohort) == 1:
             return alone
@@ -156,30 +153,20 @@ class Choice:
         reason = not_worth_it(trainer, len(cohort)) if self.asked == "auto" else None
         reason = reason or impossible(trainer, server, layout.dtype)
         if reason is None:
-            stacked = StackedLocal(trainer, layout, self._pays(trainer, server, layout, len(cohort)))
+            stacked = StackedLocal(trainer, layout, self._pays(trainer, server, len(cohort)))
             try:
                 try_out(stacked, server, cohort)
             except UnfitError as error:
                 reason = str(error)
             else:
                 how = ", compiled" if stacked.graphs.compile else ""
-                rank_zero_info(f"Clients are trained side by side{how}{self._sharing(stacked, trainer, len(cohort))}.")
+                rest = f"; workers={self.workers} are for clients trained one by one" if self.workers > 1 else ""
+                rank_zero_info(f"Clients are trained side by side{how}{rest}.")
                 return stacked
         if self.asked == "vectorized":
             raise ValueError(f'engine="vectorized" is impossible here: {reason}. Use engine="auto".')
         rank_zero_info(f"Clients are trained one by one: {reason}.")
         return None
-
-    def _sharing(self, stacked: StackedLocal, trainer: pl.Trainer, cohort: int) -> str:
-        """What becomes of workers."""
-        if self.workers == 1:
-            return ""
-        if reason := why_not_workers(trainer):
-            self.workers = 1
-            return f", in this process: {reason}"
-        if cohort <= stack_size(stacked.layout):
-            return f"; workers={self.workers} have nothing to share, the round is one stack"
-        return f", by {self.workers} processes"
 
     def _large_layers(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
@@ -189,9 +176,9 @@ class Choice:
             self._layers = layout, layers_without_gradients(trainer, server, layout, cohort)
         return self._layers[1]
 
-    def _pays(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: int) -> bool:
+    def _pays(self, trainer: pl.Trainer, server: FederatedServer, cohort: int) -> bool:
         """Whether compiling should save more than it takes, by the run's size: a clock would make equal runs differ."""
         if self.compile != "auto":
             return self.compile
         steps = max(trainer.max_epochs or 0, 0) * (server.local_steps or server.local_epochs or 1)
-        return steps * -(-cohort // stack_size(layout)) * SAVED_SECONDS > COMPILE_SECONDS
+        return steps * -(-cohort // STACK) * SAVED_SECONDS > COMPILE_SECONDS

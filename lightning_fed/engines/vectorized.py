@@ -21,7 +21,7 @@ from lightning_fed.local.step_log import StepLog
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.round import Replies, Step
 from lightning_fed.store import ClientId
-from lightning_fed.vector import Layout, overwrite, parameters_of
+from lightning_fed.vector import overwrite, parameters_of
 from lightning_fed.visit import Visit
 
 log = logging.getLogger(__name__)
@@ -83,11 +83,6 @@ class _Talk:
         return self.alone.rng(purpose)
 
 
-def stack_size(layout: Layout) -> int:
-    """How many clients one stack has at the most."""
-    return max(1, min(STACK, STACK_NUMBERS // layout.numel))
-
-
 class VectorizedEngine:
     """Asks many clients at once: their local steps are steps of one stack of parameters.
 
@@ -100,31 +95,23 @@ class VectorizedEngine:
         self.alone, self.stacked = alone, stacked
 
     def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Replies]:
-        for visits in self.stacks(cohort):
-            self.announce(visits)
-            yield from self.ask_stack(step, [next(states) for _ in visits], down, visits)
-        self.stacked.recorded = True
-
-    def stacks(self, cohort: Sequence[ClientId]) -> list[list[Visit]]:
-        """The visits of the cohort, in stacks of about the same size."""
-        size = -(-len(cohort) // -(-len(cohort) // stack_size(self.stacked.layout)))
-        visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        return [visits[first : first + size] for first in range(0, len(visits), size)]
-
-    def announce(self, visits: list[Visit]) -> None:
-        """Tell callbacks that clients begin."""
-        for visit in visits if listening(self.trainer, "on_client_start") else ():
-            notify(self.trainer, "on_client_start", visit)
+        size = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
+        size = -(-len(cohort) // -(-len(cohort) // size))
+        for first in range(0, len(cohort), size):
+            ids = cohort[first : first + size]
+            visits = [Visit(self.alone.round, cid, first + i, len(cohort)) for i, cid in enumerate(ids)]
+            for visit in visits if listening(self.trainer, "on_client_start") else ():
+                notify(self.trainer, "on_client_start", visit)
+            yield from self._ask(step, [next(states) for _ in ids], down, visits)
 
     @property
     def trainer(self) -> pl.Trainer:
         return self.alone.loop.trainer
 
-    def ask_stack(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
-        """Replies of a stack, or of its clients one by one where something goes wrong."""
+    def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
         self.alone.workspace.reset()
         try:
-            replies, logs = self.together(step, states, down, visits)
+            replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
         except Exception as error:  # if a client is at fault, it is found one by one
@@ -134,12 +121,12 @@ class VectorizedEngine:
             return
         for each in logs:
             each.replay(self.trainer)
-        self.show(visits, replies)
+        self.alone.buffers.update({visit.client: self.alone.workspace.buffers for visit in visits})
+        self._show(visits, replies)
         yield replies
 
-    def show(self, visits: list[Visit], replies: Replies) -> None:
+    def _show(self, visits: list[Visit], replies: Replies) -> None:
         """Tell callbacks of the clients' ends; the module holds a client's model, where somebody could look at it."""
-        self.alone.buffers.update({visit.client: self.alone.workspace.buffers for visit in visits})
         listeners = listening(self.trainer, "on_client_end")
         look = any(not isinstance(callback, FederatedProgressBar) for callback in listeners)
         for visit, reply in zip(visits, replies.apart(), strict=True) if listeners else ():
@@ -148,7 +135,7 @@ class VectorizedEngine:
             visit.step, visit.loss = reply.steps, torch.tensor(reply.loss)
             notify(self.trainer, "on_client_end", visit, reply)
 
-    def together(
+    def _together(
         self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
     ) -> tuple[Replies, list[StepLog]]:
         """The replies of a stack: by one client step for all, or, where clients differ, by a step each."""

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import ProgressBar
 from torchmetrics import Metric
 
@@ -15,8 +21,8 @@ from lightning_fed.attributes import changed, remember
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core import Broadcast, Reply
-from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.engines.team import Team
+from lightning_fed.engines.parcel import Parcel
+from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.lean import GRADIENT_HOOKS
 from lightning_fed.logged import Logged
 from lightning_fed.loops import RoundResults
@@ -97,7 +103,7 @@ class WorkersEngine:
         def task(i: int) -> tuple[Any, _Answer]:
             return self._answer(step, known[first + i], down, visits[first + i])
 
-        team = Team(min(self.workers, len(share)), len(share), task)
+        team = _Team(min(self.workers, len(share)), len(share), task)
         try:
             for i, visit in enumerate(visits[first : first + len(share)]):
                 notify(self.trainer, "on_client_start", visit)
@@ -133,9 +139,12 @@ class WorkersEngine:
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
-        results = fresh_log(trainer)
+        trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
         unmergeable = _watch(trainer)
         parts = {name: part for name, part in module.named_modules() if not isinstance(part, Metric)}
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.reset()
         before = {name: remember(part) for name, part in parts.items()}
         reply = self.alone.answer(step, state, down, visit)
         touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
@@ -143,15 +152,6 @@ class WorkersEngine:
         facts = visit.step, visit.planned, visit.loss
         logged = Logged.of(results, module)
         return reply.state, _Answer(replace(reply, state=None), logged, self.alone.buffers[visit.client], facts, other)
-
-
-def fresh_log(trainer: pl.Trainer) -> RoundResults:
-    """In the child: logs and metrics begin anew, for what they gather to be merged into the parent's."""
-    trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
-    for part in trainer.lightning_module.modules():
-        if isinstance(part, Metric):
-            part.reset()
-    return results
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
@@ -183,3 +183,70 @@ class _Logger:
 
     def __call__(self, *_: Any, **__: Any) -> None:
         return None
+
+
+class _Team:
+    """Forked processes, the k-th of n with the tasks k, k + n, k + 2n, ...
+
+    Args:
+        task: gives the state of a client and the rest of its answer, by its place in the cohort.
+    """
+
+    def __init__(self, workers: int, tasks: int, task: Callable[[int], tuple[Any, _Answer]]) -> None:
+        self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
+        self.lines: list[Connection] = []
+        self.pids: list[int] = []
+        sys.stdout.flush()  # or children would print it once more
+        for k in range(workers):
+            receiver, sender = Pipe(duplex=False)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # other threads are not needed
+                pid = os.fork()
+            if pid == 0:
+                self._work(range(k, tasks, workers), task, sender)
+            sender.close()
+            self.lines.append(receiver)
+            self.pids.append(pid)
+
+    def _work(self, share: Sequence[int], task: Callable[[int], tuple[Any, _Answer]], line: Connection) -> None:
+        """Everything a child does; it never returns."""
+        code = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            torch.set_num_threads(1)
+            for i in share:
+                try:
+                    contents = task(i)
+                    labels = [parcel.fill(content) for parcel, content in zip(self.parcels[i], contents, strict=True)]
+                    line.send((None, labels))
+                except BaseException as error:
+                    line.send(((isinstance(error, DivergenceError), type(error).__name__, str(error)), []))
+                    break
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    def receive(self, i: int, where: str) -> tuple[Any, _Answer]:
+        try:
+            failure, labels = self.lines[i % len(self.lines)].recv()
+        except EOFError:
+            raise ClientError(f"{where}: its process died, perhaps for lack of memory. Use fewer workers.") from None
+        if failure is not None:
+            diverged, kind, text = failure
+            known = kind in (ClientError.__name__, DivergenceError.__name__)
+            raise (DivergenceError if diverged else ClientError)(text if known else f"{where}: {kind}: {text}")
+        state, answer = (parcel.open(label) for parcel, label in zip(self.parcels[i], labels, strict=True))
+        return state, answer
+
+    def dismiss(self) -> None:
+        """End whoever is still at work."""
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for line in self.lines:
+            line.close()
+        for parcels in self.parcels:
+            for parcel in parcels:
+                parcel.close()

@@ -33,10 +33,6 @@ class Graphs:
         self._parts: dict[Hashable, Parts] = {}
         self._compiled: dict[Hashable, Graph | None] = {}
 
-    @property
-    def count(self) -> int:
-        return len(self._parts) + len(self._compiled)
-
     def parts(self, key: Hashable, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
         """A step for parameters, shared tensors and data of this shape; ``key`` tells apart what they do not."""
         whole = key, tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])

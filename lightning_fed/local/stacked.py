@@ -88,8 +88,7 @@ class StackedLocal:
         self.loss = StackedLoss(trainer.lightning_module, layout.names)
         self.graphs = Graphs(compile)
         self._outlines: dict[Parts, Outline] = {}
-        self.checked = 0
-        self.recorded = False  # whether a round has gone by with all its steps recorded in this process
+        self._checked = 0
         self.given_up = False
         self.alike = True  # as long as all clients of a stack are known to do the same
 
@@ -124,7 +123,7 @@ class StackedLocal:
 
         A recorded step holds fast what it saw of the world, such as global variables.
         """
-        i, self.checked = self.checked % clients, self.checked + 1
+        i, self._checked = self._checked % clients, self._checked + 1
         with torch.inference_mode(False), torch.enable_grad():
             own = [part[i, : int(block.sizes[0, i])].clone() for part in block.batch(0)]
             expected = self.loss.alone([p[i].clone() for p in at], own).to(losses.dtype)

@@ -62,19 +62,6 @@ def everything(server: FederatedServer, trainer: pl.Trainer) -> dict[str, Any]:
     return {**found, "cost": vars(federation.cost)}
 
 
-def check_same(one: tuple[FederatedServer, pl.Trainer], other: tuple[FederatedServer, pl.Trainer]) -> None:
-    """All states to the bit, what was logged to rounding."""
-    expected, found = everything(*one), everything(*other)
-    assert expected.keys() == found.keys()
-    for name, value in expected.items():
-        assert torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value, name
-    timeless, logged = (
-        {k: float(v) for k, v in trainer.callback_metrics.items() if k != "federated/seconds"}
-        for _, trainer in (one, other)
-    )
-    assert logged == pytest.approx(timeless, rel=1e-6)
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [FedADMM(eta=1.0), FedAvg(stragglers=0.4), Scaffold(1), FedLin(), Compressed(FedADMM(eta=1.0), TopK(9))],
@@ -83,9 +70,16 @@ def check_same(one: tuple[FederatedServer, pl.Trainer], other: tuple[FederatedSe
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_workers_give_the_same_bits(algorithm: Algorithm, buffers: Any) -> None:
     model = {"optimizer": "sgd"} if isinstance(algorithm, FedLin) else {}
-    one = fit(1, algorithm, Talkative(**model), buffers=buffers)
-    assert {"train_loss", "largest", "train_acc", "mean"} <= one[1].callback_metrics.keys()
-    check_same(one, fit(2, algorithm, Talkative(**model), buffers=buffers))
+    one, first = fit(1, algorithm, Talkative(**model), buffers=buffers)
+    two, second = fit(2, algorithm, Talkative(**model), buffers=buffers)
+    expected, found = everything(one, first), everything(two, second)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value) if isinstance(value, Tensor) else found[name] == value, name
+    timeless = {k: float(v) for k, v in first.callback_metrics.items() if k != "federated/seconds"}
+    assert {"train_loss", "largest", "train_acc", "mean"} <= timeless.keys()
+    logged = {k: float(v) for k, v in second.callback_metrics.items() if k != "federated/seconds"}
+    assert logged == pytest.approx(timeless, rel=1e-6)
 
 
 class Ends(FederatedCallback):
