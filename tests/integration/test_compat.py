@@ -48,7 +48,7 @@ def test_private_names_of_lightning_are_imported_in_compat_alone() -> None:
             _compat._TrainingEpochLoop,
             "on_run_start advance on_advance_end update_lr_schedulers _should_accumulate global_step",
         ),
-        (_compat._ResultCollection, "log metrics __setitem__"),
+        (_compat._ResultCollection, "log metrics reset __setitem__"),
         (Precision, "convert_input _after_closure"),
         (pl.LightningModule, "_on_before_batch_transfer"),
         (pl.Trainer, "received_sigterm lr_scheduler_configs optimizers callback_metrics"),
@@ -68,7 +68,7 @@ def test_the_attributes_the_loops_read_exist() -> None:
     for name in ("batch_progress", "automatic_optimization", "manual_optimization", "val_loop", "_results"):
         assert hasattr(epoch, name), name
     assert epoch._batches_that_stepped == 0
-    for name in ("_callback_metrics", "_current_fx", "on_batch_start", "on_batch_end"):
+    for name in ("_callback_metrics", "_current_fx", "on_batch_start", "on_batch_end", "should_reset_tensors"):
         assert hasattr(trainer._logger_connector, name), name
 
 
