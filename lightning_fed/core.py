@@ -74,6 +74,13 @@ class Question:
             return self.linear
         return -self.rho * self.center if self.linear is None else self.linear - self.rho * self.center
 
+    @property
+    def pull(self) -> Tensor | None:
+        """The point that all of it draws x to; without a penalty there is none, and this is the linear term."""
+        if not self.rho or self.linear is None:
+            return self.center if self.rho else self.linear
+        return self.linear / -self.rho if self.center is None else self.center.sub(self.linear, alpha=1 / self.rho)
+
     def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
         """The gradient of the whole at ``x``, where that of the loss is ``slope``."""
         total = slope if self.linear is None else slope + self.linear
@@ -255,9 +262,9 @@ def length_of(solution: Solution, who: object) -> float:
     return solution.lr_sum
 
 
-def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Tensor) -> Tensor:
+def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Callable[[], Tensor]) -> Tensor:
     """Where local work starts: at the client's own last point, at the server's model, or at the quadratic's minimum."""
-    return {"local": own, "server": server, "centre": centre}[rule]
+    return centre() if rule == "centre" else {"local": own, "server": server}[rule]
 
 
 def check_g(owner: HasProx) -> None:

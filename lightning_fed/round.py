@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, add, num_bytes, tree_map, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, num_bytes, tree_map, wide
 from lightning_fed.store import ClientId, Cost
 
 Step = Callable[..., Reply[Any, Any]]
@@ -139,8 +139,7 @@ def _exchange(
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         part = reply if isinstance(reply, Replies) else Replies.of(reply)
         ids, waiting = waiting[: len(part.states)], waiting[len(part.states) :]
-        share = _weighted_sum(part.message, [weights[cid] * here for cid, here in zip(ids, part.arrived, strict=True)])
-        total = share if total is None else add(total, share)
+        total = _added(total, part.message, [weights[c] * here for c, here in zip(ids, part.arrived, strict=True)])
         whole, models = num_bytes(part.message) // len(ids), part.x_i.unbind()
         for i, cid in enumerate(ids):
             here, sent, loss, steps = part.arrived[i], part.bytes_up[i], part.losses[i], part.steps[i]
@@ -170,12 +169,17 @@ def _stacked(*rows: Tensor) -> Tensor:
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
 
 
-def _weighted_sum(message: Any, weights: Sequence[float]) -> Any:
-    def combine(leaf: Tensor) -> Tensor:
-        rows = wide(leaf)
-        return rows[0] * weights[0] if len(rows) == 1 else torch.tensordot(rows.new_tensor(weights), rows, 1)
+def _added(total: Any, message: Any, weights: Sequence[float]) -> Any:
+    """The weighted sum of stacked messages, on top of ``total``, which nobody else needs, if there is one."""
 
-    return tree_map(combine, message)
+    def combine(leaf: Tensor, so_far: Tensor | None = None) -> Tensor:
+        if len(leaf) == 1:
+            return wide(leaf[0]) * weights[0] if so_far is None else so_far.add_(leaf[0], alpha=weights[0])
+        rows = wide(leaf)
+        share = torch.tensordot(rows.new_tensor(weights), rows, 1)
+        return share if so_far is None else so_far.add_(share)
+
+    return tree_map(combine, message) if total is None else tree_map(combine, message, total)
 
 
 def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:

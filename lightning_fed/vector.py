@@ -90,6 +90,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: b.detach() for name, b in module.named_buffers(remove_duplicate=False)}
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether all of ``x`` is; their sum is quick to look at, and may be too large where they are not."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone() for name, t in tensors.items()}
 

@@ -92,11 +92,12 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         return ClientState(x_i=x0, z_i=torch.zeros_like(x0), x_hat_i=x0)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
-        x_bar_i = self.alpha * down.x_bar + (1 - self.alpha) * client.x_i
-        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=x_bar_i - client.z_i / self.eta)
+        x_bar_i = down.x_bar if self.alpha == 1 else torch.lerp(client.x_i, down.x_bar, self.alpha)
+        own, server = client.x_i, down.x_bar
+        start = start_point(self.start, own=own, server=server, centre=lambda: x_bar_i - client.z_i / self.eta)
         sol = local.solve(start, linear=client.z_i, rho=self.eta, center=x_bar_i)
-        z_i = client.z_i + self.eta * (sol.x - x_bar_i)
-        x_hat_i = sol.x + z_i / self.eta
+        z_i = torch.add(client.z_i, sol.x - x_bar_i, alpha=self.eta)
+        x_hat_i = torch.add(sol.x, z_i, alpha=1 / self.eta)
         state = ClientState(sol.x, z_i, x_hat_i)
         return Reply(state, Message(x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
 

@@ -91,7 +91,7 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         y_i = client.y_i + self.alpha * (down.x_bar - client.x_i)
-        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=y_i)
+        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=lambda: y_i)
         sol = local.solve(start, rho=1 / self.eta_hat, center=y_i)
         x_hat_i = 2 * sol.x - y_i
         state = ClientState(sol.x, y_i, x_hat_i)

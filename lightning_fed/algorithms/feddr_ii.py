@@ -86,7 +86,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
             state = ClientState(client.x_i, client.w_i, x_hat_i)
             return Reply(state, Message(x_hat_i - client.x_hat_i), client.x_i)
         centre = down.x_bar - client.w_i
-        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=centre)
+        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=lambda: centre)
         sol = local.solve(start, rho=1 / self.eta_hat, center=centre)
         w_i = client.w_i + sol.x - down.x_bar
         if self.mode == "upload_first":

@@ -61,8 +61,8 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         x_bar = down.x_bar
-        centre = x_bar + client.q_i / self.alpha
-        start = start_point(self.start, own=client.x_i, server=x_bar, centre=centre)
+        own = client.x_i
+        start = start_point(self.start, own=own, server=x_bar, centre=lambda: x_bar + client.q_i / self.alpha)
         sol = local.solve(start, linear=-client.q_i, rho=self.alpha, center=x_bar)
         q_i = client.q_i - self.alpha * (sol.x - x_bar)
         return Reply(ClientState(sol.x, q_i), Message(sol.x - x_bar), sol.x, sol.loss, sol.steps)

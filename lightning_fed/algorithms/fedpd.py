@@ -119,8 +119,8 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
         x_0i = down.x_bar if down.exchanged else client.x_0i
-        centre = x_0i - self.eta_hat * client.lam_i
-        start = start_point(self.start, own=client.x_i, server=x_0i, centre=centre)
+        own = client.x_i
+        start = start_point(self.start, own=own, server=x_0i, centre=lambda: x_0i - self.eta_hat * client.lam_i)
         ask = partial(local.solve, start, linear=client.lam_i, rho=1 / self.eta_hat, center=x_0i)
         refresh = self.oracle == "II" and bool(down.refresh)
         sol = ask() if self.oracle == "I" else ask(estimate=local.gradient(start) if refresh else client.v_i)

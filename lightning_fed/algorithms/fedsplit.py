@@ -57,7 +57,7 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         centre = 2 * down.x_bar - client.z_i
-        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=centre)
+        start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=lambda: centre)
         sol = local.solve(start, rho=1 / self.s, center=centre)
         z_i = client.z_i + 2 * (sol.x - down.x_bar)
         return Reply(ClientState(sol.x, z_i), Message(z_i - client.z_i), sol.x, sol.loss, sol.steps)

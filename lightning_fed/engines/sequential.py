@@ -15,7 +15,7 @@ from lightning_fed.local.workspace import Workspace
 from lightning_fed.measure import batch_gradient, client_gradient
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
-from lightning_fed.vector import Layout, buffers_of, clones
+from lightning_fed.vector import Layout, buffers_of, clones, is_finite
 from lightning_fed.visit import ClientLoop, Visit
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class SequentialEngine:
 
     def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
         """Refuse a model that is not finite."""
-        if bool(torch.isfinite(reply.x_i).all()):
+        if is_finite(reply.x_i):
             return
         lrs = [
             group.get("lr", float("nan"))

@@ -14,6 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
+from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_fed._compat import SIGTERMException, is_overridden
@@ -67,6 +68,7 @@ class _Answer:
     buffers: Any
     visit: tuple[int, int, Any]  # steps, planned, loss
     changed: str | None
+    model: int | None  # which tensor of the state is the reply's model, if one is
 
 
 class WorkersEngine:
@@ -116,7 +118,8 @@ class WorkersEngine:
                     self.workers = 1
                     self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
                     return i
-                yield self._take(visit, replace(answer.reply, state=state), answer)
+                x_i = answer.reply.x_i if answer.model is None else tree_leaves(state)[answer.model]
+                yield self._take(visit, replace(answer.reply, state=state, x_i=x_i), answer)
         finally:
             team.dismiss()
         return len(share)
@@ -151,7 +154,9 @@ class WorkersEngine:
         other = next(iter(unmergeable), None) or next(touched, None)
         facts = visit.step, visit.planned, visit.loss
         logged = Logged.of(results, module)
-        return reply.state, _Answer(replace(reply, state=None), logged, self.alone.buffers[visit.client], facts, other)
+        known = next((i for i, leaf in enumerate(tree_leaves(reply.state)) if leaf is reply.x_i), None)
+        rest = replace(reply, state=None, x_i=reply.x_i if known is None else reply.x_i.new_empty(0))
+        return reply.state, _Answer(rest, logged, self.alone.buffers[visit.client], facts, other, known)
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ class AugmentedGradient:
         layout: Layout,
         linear: Tensor | None,
         rho: float,
-        center: Tensor,
+        center: Tensor | None,
         after_step: StepMap | None = None,
         evaluate_at: StepMap | None = None,
         estimate: Tensor | None = None,
@@ -49,10 +50,7 @@ class AugmentedGradient:
         self._after_step, self._evaluate_at = after_step, evaluate_at
         self._held: Tensor | None = None
         self._stepping = False
-        constant = Question(linear, rho, center).constant
-        named = dict(module.named_parameters())
-        parts = {} if constant is None else layout.split(constant)
-        self._constants = {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
+        self._question = Question(linear, rho, center)
 
     @property
     def plain(self) -> bool:
@@ -61,8 +59,17 @@ class AugmentedGradient:
 
     def pulls(self, params: list[nn.Parameter]) -> list[Tensor]:
         """Where the penalty draws ``params`` to, or, without a penalty, their linear terms; empty if there are none."""
-        constants = [self._constants[id(p)] for p in params if id(p) in self._constants]
-        return [c / -self.rho for c in constants] if self.rho else constants
+        parts = self._by_parameter(self._question.pull)
+        return [parts[id(p)] for p in params if id(p) in parts]
+
+    @cached_property
+    def _constants(self) -> dict[int, Tensor]:
+        return self._by_parameter(self._question.constant)
+
+    def _by_parameter(self, x: Tensor | None) -> dict[int, Tensor]:
+        named = dict(self._module.named_parameters())
+        parts = {} if x is None else self._layout.split(x)
+        return {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
 
     def before_batch(self, batch: Any, batch_idx: int) -> None:
         """Where gradients are taken elsewhere, the module goes there until the step."""
@@ -163,7 +170,7 @@ class ModuleLocal:
         visit.work = work
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
-        center = torch.zeros_like(start) if center is None else center
+        center = torch.zeros_like(start) if rho and center is None else center
         if after_step is None and evaluate_at is None:
             visit.question = Question(linear, rho, center)
             if tolerance is not None:

@@ -79,7 +79,7 @@ def test_bytes_on_the_wire_are_scalars_times_their_size():
 
 def test_start_rules_pick_their_point():
     own, server, centre = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
-    picked = [start_point(rule, own=own, server=server, centre=centre) for rule in ("local", "server", "centre")]
+    picked = [start_point(rule, own=own, server=server, centre=lambda: centre) for rule in ("local", "server", "centre")]
     assert [float(x) for x in picked] == [1.0, 2.0, 3.0]
 
 
