@@ -15,7 +15,7 @@ from torch.optim import SGD, Optimizer
 Stack = list[Tensor]
 
 #: Clients in one stack: more gain nothing and take memory.
-STACK = 256
+STACK = 128
 #: Above this many parameters a single step keeps a CPU busy; stacking only costs memory.
 LARGE = 2**18
 #: Numbers in one parameter stack, for larger models.
