@@ -91,7 +91,11 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether all of ``x`` is; their sum is quick to look at, and may be too large where they are not."""
+    """Whether all of ``x`` is; a finite sum is quick to see and says so.
+
+    >>> [is_finite(torch.tensor(x)) for x in ([3e38, 3e38], [1.0, float("inf")], [float("nan"), 1.0])]
+    [True, False, False]
+    """
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 

@@ -21,7 +21,7 @@ from lightning_fed.local.step_log import StepLog
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.round import Replies, Step
 from lightning_fed.store import ClientId
-from lightning_fed.vector import overwrite, parameters_of
+from lightning_fed.vector import is_finite, overwrite, parameters_of
 from lightning_fed.visit import Visit
 
 log = logging.getLogger(__name__)
@@ -190,6 +190,6 @@ class VectorizedEngine:
         return Plan.all_of(self.trainer, self.alone.loop.server, visits)
 
     def _check(self, replies: Replies, visits: list[Visit]) -> None:
-        if not bool(torch.isfinite(replies.x_i.sum())):  # then some number may not be; their sum is quick to look at
+        if not is_finite(replies.x_i):
             for visit, reply in zip(visits, replies.apart(), strict=True):
                 self.alone.check(visit.client, reply)

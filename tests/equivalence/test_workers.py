@@ -52,6 +52,18 @@ def fit(
     return server, trainer
 
 
+def test_a_model_that_is_part_of_the_state_is_sent_once() -> None:
+    seen: list[Any] = []
+
+    class Keep(FederatedCallback):
+        def on_client_end(self, trainer: Any, module: Any, visit: Any, reply: Any) -> None:
+            seen.append(reply)
+
+    fit(2, FedADMM(), Talkative(), Keep())
+    assert len(seen) == 3 * 5
+    assert all(reply.x_i.data_ptr() == reply.state.x_i.data_ptr() for reply in seen)
+
+
 def everything(server: FederatedServer, trainer: pl.Trainer) -> dict[str, Any]:
     federation = server.federation
     assert federation is not None

@@ -12,6 +12,7 @@ from lightning_fed.arguments import one_of, positive
 from lightning_fed.core import (
     Algorithm,
     Broadcast,
+    Question,
     Reply,
     Solution,
     Total,
@@ -79,8 +80,30 @@ def test_bytes_on_the_wire_are_scalars_times_their_size():
 
 def test_start_rules_pick_their_point():
     own, server, centre = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])
-    picked = [start_point(rule, own=own, server=server, centre=lambda: centre) for rule in ("local", "server", "centre")]
+    picked = [
+        start_point(rule, own=own, server=server, centre=lambda: centre) for rule in ("local", "server", "centre")
+    ]
     assert [float(x) for x in picked] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("center", [None, torch.tensor([2.0, -1.0])])
+@pytest.mark.parametrize("linear", [None, torch.tensor([0.5, 4.0])])
+def test_a_question_draws_to_where_its_gradient_vanishes(linear, center):
+    pull = Question(linear, 4.0, center).pull
+    if linear is None and center is None:
+        assert pull is None
+    else:
+        assert torch.equal(Question(linear, 4.0, center).gradient(pull, torch.zeros(2)), torch.zeros(2))
+    assert Question(linear, 0.0, center).pull is linear
+
+
+def test_the_centre_is_made_only_for_those_who_start_there():
+    def centre():
+        raise AssertionError
+
+    x = torch.ones(1)
+    for rule in ("local", "server"):
+        start_point(rule, own=x, server=x, centre=centre)
 
 
 def test_solutions_and_replies_know_nothing_they_were_not_told():
