@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Hashable, Mapping
+from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,12 @@ _OTHERS = (type, ModuleType, nn.Module, pl.Trainer, pl.Callback, pl.LightningDat
 #: containers with more entries are data, not settings: only their size is looked at
 _FEW = 100
 
+#: bytes of an array
+_SMALL = 2**16
+
+#: what draws random numbers
+_STREAMS = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random)
+
 #: every attribute with a copy of what it holds, where that could be changed in place, and its picture
 Attributes = dict[str, tuple[Any, Any, Hashable]]
 
@@ -38,8 +47,10 @@ def remember(module: nn.Module) -> Attributes:
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if isinstance(value, list | dict | set | deque):
+    if isinstance(value, list | dict | set | deque) or _is_small(value):
         return value.copy()
+    if isinstance(value, _STREAMS):
+        return deepcopy(_state(value))
     return dict(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, _OTHERS) else None
 
 
@@ -56,6 +67,10 @@ def picture(value: Any, depth: int = 4) -> Hashable:
         return value if value == value else "nan"
     if isinstance(value, Tensor):  # parameters move with every step
         return id(value), None if isinstance(value, nn.Parameter) or value.is_inference() else value._version
+    if isinstance(value, _STREAMS):
+        return id(value), str(_state(value))
+    if _is_small(value):
+        return id(value), value.shape, value.tobytes()
     if depth == 0 or isinstance(value, _OTHERS):
         return id(value)
     if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
@@ -66,6 +81,48 @@ def picture(value: Any, depth: int = 4) -> Hashable:
         return type(value), frozenset(parts) if isinstance(value, set | frozenset) else tuple(parts)
     inside = vars(value) if hasattr(value, "__dict__") else {}
     return id(value), picture(inside, depth - 1) if inside else None
+
+
+def _is_small(value: Any) -> bool:
+    """Larger arrays are data, not settings."""
+    return isinstance(value, np.ndarray) and value.nbytes <= _SMALL and not value.dtype.hasobject
+
+
+def _state(stream: Any) -> Any:
+    if isinstance(stream, np.random.Generator):
+        return stream.bit_generator.state
+    if isinstance(stream, np.random.RandomState):
+        return [part.tolist() if isinstance(part, np.ndarray) else part for part in stream.get_state(legacy=True)]
+    return stream.getstate() if isinstance(stream, random.Random) else stream.get_state().tolist()
+
+
+def _set_state(stream: Any, state: Any) -> None:
+    if isinstance(stream, np.random.Generator):
+        stream.bit_generator.state = state
+    elif isinstance(stream, np.random.RandomState):
+        stream.set_state(tuple(state))
+    elif isinstance(stream, random.Random):
+        stream.setstate(state)
+    else:
+        stream.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def draws_of(data: Any, client: Hashable) -> list[str]:
+    """The states of the random generators of a client's data set, its transforms and its datamodule."""
+    waiting, seen, found = [data, data.client_dataset(client)], set[int](), list[str]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or isinstance(part, Tensor | np.ndarray | nn.Module | pl.Trainer | type | ModuleType):
+            continue
+        seen.add(id(part))
+        if isinstance(part, _STREAMS):
+            found.append(str(_state(part)))
+        elif isinstance(part, Mapping | list | tuple) and len(part) <= _FEW:
+            waiting.extend(part.values() if isinstance(part, Mapping) else part)
+        elif hasattr(part, "__dict__"):
+            of_its_class = (value for kind in type(part).__mro__ for value in vars(kind).values())
+            waiting.extend([*vars(part).values(), *(value for value in of_its_class if isinstance(value, _STREAMS))])
+    return found
 
 
 def fingerprint(module: nn.Module) -> Hashable:
@@ -84,7 +141,11 @@ def restore(module: nn.Module, remembered: Attributes) -> None:
         del vars(module)[key]
     for key, (value, copy, before) in remembered.items():
         vars(module)[key] = value
-        if isinstance(value, Tensor) and not torch.equal(value, copy):
+        if isinstance(value, _STREAMS):
+            _set_state(value, copy)
+        elif _is_small(value):
+            value[...] = copy
+        elif isinstance(value, Tensor) and not torch.equal(value, copy):
             with torch.no_grad():
                 value.copy_(copy)
         elif isinstance(value, list | deque):

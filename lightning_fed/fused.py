@@ -45,15 +45,16 @@ class Moves(Factors):
     """Moves weights as their gradients' factors come, where a layer is used once in a batch.
 
     Args:
-        pulls: the layers that may move, with the points that the question draws their weights to, or its linear terms.
+        pulls: the points that the question draws weights to, or its linear terms.
     """
 
-    def __init__(self, pulls: Mapping[nn.Linear, Tensor | None]) -> None:
+    def __init__(self, pulls: Mapping[Tensor, Tensor]) -> None:
         super().__init__()
         self.pulls = pulls
         self.uses: Counter[nn.Linear] = Counter()
         self.moved: set[Tensor] = set()
         self.numbers: tuple[float, float, float] | None = None
+        self._needed: set[Tensor] = set()
 
     def begin(self) -> None:
         """A new batch."""
@@ -61,28 +62,33 @@ class Moves(Factors):
         self.moved.clear()
 
     @contextmanager
-    def moving(self, keep: float, pull: float, lr: float) -> Iterator[None]:
-        """While it lasts, a factor that comes is that of the step itself; see :func:`linear.backward`."""
+    def moving(self, loss: Tensor, keep: float, pull: float, lr: float) -> Iterator[None]:
+        """While it lasts, a factor that comes is that of the loss itself; see :func:`linear.backward`."""
         self.found.clear()  # those of gradients that the step asked for
         self.numbers = keep, pull, lr
+        self._needed = leaves_of(loss)  # a weight among them is looked at in another way too, such as by a penalty
         try:
             yield
         finally:
             self.numbers = None
 
     def take(self, layer: nn.Linear, slopes: Tensor, inputs: Tensor, wanted: bool) -> Tensor | None:
-        once = self.uses[layer] == 1 and layer in self.pulls
+        once = self.uses[layer] == 1 and layer.weight not in self._needed
         if self.numbers is None or not once or not linear.is_possible(layer.weight, inputs):
             return super().take(layer, slopes, inputs, wanted)
         self.moved.add(layer.weight)
-        return linear.backward(layer.weight, self.pulls[layer], inputs, slopes, *self.numbers)
+        return linear.backward(layer.weight, self.pulls.get(layer.weight), inputs, slopes, *self.numbers)
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map that hands over the two factors of its weight's gradient in place of the gradient."""
+    """A linear map that hands over the two factors of its weight's gradient in place of the gradient.
+
+    ``anchor`` makes the result differentiable; the weight is no input of it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, factors: Factors) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, anchor: Tensor, layer: nn.Linear, factors: Factors) -> Tensor:
+        weight = layer.weight.detach()
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.factors, ctx.has_bias = layer, factors, bias is not None
         rows = x.reshape(-1, x.shape[-1])
@@ -97,7 +103,7 @@ class _Linear(torch.autograd.Function):
         rows = slope.reshape(-1, slope.shape[-1])
         towards_x = ctx.factors.take(ctx.layer, rows, x.reshape(-1, x.shape[-1]), ctx.needs_input_grad[0])
         of_bias = rows.sum(0) if ctx.has_bias else None
-        return None if towards_x is None else towards_x.view(x.shape), None, of_bias, None, None
+        return None if towards_x is None else towards_x.view(x.shape), of_bias, None, None, None
 
 
 def large_layers(module: nn.Module) -> list[nn.Linear]:
@@ -113,10 +119,27 @@ def large_layers(module: nn.Module) -> list[nn.Linear]:
         and part.weight.requires_grad
         and part.weight.numel() >= LARGE_WEIGHT
         and owners.get(id(part.weight)) == 1  # a pruned or normalised weight is computed, and nobody's parameter
-        and not part.weight._backward_hooks
-        and not part.weight._post_accumulate_grad_hooks
         and "forward" not in vars(part)
     ]
+
+
+def leaves_of(loss: Tensor) -> set[Tensor]:
+    """The tensors whose gradients a backward pass would collect.
+
+    >>> w, x = torch.ones(2, requires_grad=True), torch.ones(2)
+    >>> leaves_of((w * x).sum()) == {w}
+    True
+    """
+    found, seen, waiting = set[Tensor](), set[Any](), [loss.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.add(node.variable)
+        waiting.extend(before for before, _ in node.next_functions)
+    return found
 
 
 @contextmanager
@@ -132,11 +155,13 @@ def factored(layers: Collection[nn.Linear], factors: Factors) -> Iterator[None]:
 
 
 def _forward(layer: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
-    if not torch.is_grad_enabled():
-        return nn.functional.linear(x, layer.weight, layer.bias)
+    weight = layer.weight
+    heard = weight._backward_hooks or weight._post_accumulate_grad_hooks
+    if not torch.is_grad_enabled() or not weight.requires_grad or heard:
+        return nn.functional.linear(x, weight, layer.bias)
     if isinstance(factors, Moves):
         factors.uses[layer] += 1
-    out: Tensor = _Linear.apply(x, layer.weight, layer.bias, layer, factors)
+    out: Tensor = _Linear.apply(x, layer.bias, weight.new_empty(0, requires_grad=True), layer, factors)
     return out
 
 
@@ -145,7 +170,8 @@ def is_possible(trainer: pl.Trainer) -> bool:
     size = sum(p.numel() for p in trainer.lightning_module.parameters() if p.requires_grad)
     optimizer = trainer.optimizers[0]
     listened = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    plain = is_plain(optimizer) and not trainer.gradient_clip_val and not listened
+    parting = len(optimizer.param_groups) > 1 and any(c.interval == "step" for c in trainer.lr_scheduler_configs)
+    plain = is_plain(optimizer) and not trainer.gradient_clip_val and not listened and not parting
     return plain and size >= LARGE_MODEL and type(trainer.precision_plugin).__name__ in ("Precision", "DoublePrecision")
 
 
@@ -153,18 +179,17 @@ class FusedStep(LeanStep):
     """One local step: ``training_step``, backward, and one update in place.
 
     Args:
-        layers: whose weights' gradients are not formed, and whether nothing else in the loss looks at the weights.
+        layers: whose weights' gradients are not formed.
     """
 
     def __init__(
-        self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool, layers: Mapping[nn.Linear, bool]
+        self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool, layers: Collection[nn.Linear]
     ) -> None:
         super().__init__(trainer, question, wants_index)
         self.layers = layers
-        self.params = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        pulls = question.pulls(self.params)
-        self.pulls = dict(zip(self.params, pulls, strict=True)) if pulls else {}
-        self.moves = Moves({layer: self.pulls.get(layer.weight) for layer, alone in layers.items() if alone})
+        self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.pulls = question.pulls(self.params)
+        self.moves = Moves(self.pulls)
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self.module._current_fx_name = "training_step"
@@ -176,8 +201,8 @@ class FusedStep(LeanStep):
             lr = float(self.optimizer.param_groups[0]["lr"])
             strength = lr * self.question.rho
             keep, pull = (1 - strength, strength) if self.question.rho else (1.0, -lr)
-            with self.moves.moving(keep, pull, lr):
-                if isinstance(loss, Tensor):
+            if isinstance(loss, Tensor):
+                with self.moves.moving(loss, keep, pull, lr):
                     loss.backward()  # type: ignore[no-untyped-call]
         self._update(lr)
         return {} if loss is None else {"loss": loss.detach()}
@@ -186,12 +211,13 @@ class FusedStep(LeanStep):
     def _update(self, lr: float) -> None:
         """Move the parameters that have not moved yet."""
         moves = self.moves
-        sloping = [p for p in self.params if p.grad is not None]
+        params = [p for p in self.params if p.requires_grad]
+        sloping = [p for p in params if p.grad is not None]
         if not sloping and not moves.found and not moves.moved:
             return  # a batch without a loss makes no step
-        rest = [p for p in self.params if p not in moves.moved]
         if self.pulls:
             check_dense(sloping)
+            rest = [p for p in params if p in self.pulls and p not in moves.moved]
             pulls = [self.pulls[p] for p in rest]
             if self.question.rho:
                 torch._foreach_lerp_(rest, pulls, lr * self.question.rho)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.profilers import PassThroughProfiler
 from torch import Tensor
@@ -48,10 +49,12 @@ def needs_hooks(trainer: pl.Trainer, server: Callback) -> str | None:
         return "gradients are accumulated"
     if type(trainer.profiler) is not PassThroughProfiler:
         return "a profiler listens"
-    if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        return "gradients are scaled"
-    if any("max_iter" in group for optimizer in trainer.optimizers for group in optimizer.param_groups):
-        return "the optimiser evaluates a closure"
+    precision = trainer.precision_plugin
+    if getattr(precision, "scaler", None) is not None or not type(precision).__module__.startswith("pytorch_lightning"):
+        return f"{type(precision).__name__} may change gradients"
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
+            return f"{type(optimizer).__name__} may evaluate a closure"
     for name in (*MODULE_HOOKS, *TRANSFER_HOOKS):
         if is_overridden(name, module):
             return f"{type(module).__name__} overrides {name}"

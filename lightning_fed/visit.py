@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +24,13 @@ from lightning_fed.callbacks.base import listening
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.fused import FusedStep, is_possible
 from lightning_fed.lean import LeanStep, why_not
+from lightning_fed.local.certificate import Certificate, Exactness
 from lightning_fed.randomness import derive_seed, seed_global
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorLoader
 
 if TYPE_CHECKING:
     from lightning_fed.core import Question
-    from lightning_fed.local.certificate import Certificate
     from lightning_fed.local.module import AugmentedGradient
     from lightning_fed.server import FederatedServer
 
@@ -51,7 +51,7 @@ class Visit:
     work: float = 1.0
     loss: torch.Tensor | None = None
     question: Question | None = None
-    certificate: Certificate | None = None
+    certificate: Exactness | None = None
 
 
 def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
@@ -117,7 +117,7 @@ class ClientLoop(_Loop):
         self.server = server
         self.question: AugmentedGradient | None = None
         self.stepping = True
-        self.layers: Mapping[nn.Linear, bool] = {}  # see layers_without_gradients
+        self.layers: Collection[nn.Linear] = ()  # see layers_without_gradients
         self._lean: LeanStep | None = None
 
     @property
@@ -169,7 +169,7 @@ class ClientLoop(_Loop):
         for loader, count in local_epochs(self.trainer, self.server, visit):
             for batch_idx, batch in zip(range(count), loader, strict=False):
                 yield batch_idx, batch_idx == count - 1, batch
-            if visit.certificate is not None and visit.certificate.renew():
+            if isinstance(visit.certificate, Certificate) and visit.certificate.renew():
                 return
 
     def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:

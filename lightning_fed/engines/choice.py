@@ -110,7 +110,7 @@ class Choice:
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
         self.asked, self.compile, self.workers = asked, compile, workers
         self._decided: tuple[Layout, StackedLocal | None] | None = None
-        self._layers: tuple[Layout, dict[nn.Linear, bool]] | None = None
+        self._layers: tuple[Layout, list[nn.Linear]] | None = None
 
     def engine(self, alone: SequentialEngine, layout: Layout, cohort: Sequence[ClientId]) -> Engine:
         """The engine of a round; ``alone`` asks one client after another."""
@@ -170,7 +170,7 @@ class Choice:
 
     def _large_layers(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
-    ) -> dict[nn.Linear, bool]:
+    ) -> list[nn.Linear]:
         """The layers whose weights' gradients need not be formed."""
         if self._layers is None or self._layers[0] != layout:
             self._layers = layout, layers_without_gradients(trainer, server, layout, cohort)

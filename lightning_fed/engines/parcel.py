@@ -23,16 +23,19 @@ class Parcel:
     >>> label = parcel.fill({"x": torch.arange(3), "n": 1})
     >>> parcel.open(label)
     {'x': tensor([0, 1, 2]), 'n': 1}
+
+    Tensors that both sides ``know`` already are not sent.
     """
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("lightning_fed")
 
-    def fill(self, content: Any) -> bytes:
+    def fill(self, content: Any, known: Sequence[Tensor] = ()) -> bytes:
         """Put the tensors into shared memory; the rest is the label, by which the parcel can be opened."""
-        file, tensors = io.BytesIO(), list[Tensor]()
-        pickler = _Pickler(file, tensors)
+        file = io.BytesIO()
+        pickler = _Pickler(file, known)
         pickler.dump(content)
+        tensors = pickler.tensors[len(known) :]
         sizes = [t.numel() * t.element_size() for t in tensors]
         os.ftruncate(self._fd, max(1, sum(map(_aligned, sizes))))
         shared = torch.frombuffer(mmap.mmap(self._fd, 0), dtype=torch.uint8)
@@ -43,14 +46,14 @@ class Parcel:
             start += _aligned(size)
         return pickle.dumps((file.getvalue(), [(t.dtype, tuple(t.shape)) for t in tensors]))
 
-    def open(self, label: bytes) -> Any:
+    def open(self, label: bytes, known: Sequence[Tensor] = ()) -> Any:
         """The content; its tensors stay where they are until nobody needs them."""
         stream, kinds = pickle.loads(label)
         # unlike mmap's, this map does not keep a file descriptor for as long as a tensor lives
         storage: Any = torch.UntypedStorage.from_file(f"/proc/self/fd/{self._fd}", True, os.fstat(self._fd).st_size)
         shared = torch.empty(0, dtype=torch.uint8).set_(storage)
         self.close()
-        tensors, start = [], 0
+        tensors, start = list(known), 0
         for dtype, shape in kinds:
             size = math.prod(shape) * torch.empty((), dtype=dtype).element_size()
             tensors.append(
@@ -66,16 +69,17 @@ class Parcel:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, known: Sequence[Tensor]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._tensors, self._index = tensors, dict[int, int]()
+        self.tensors = list(known)
+        self._index = {id(tensor): i for i, tensor in enumerate(known)}
 
     def persistent_id(self, obj: Any) -> int | None:
         if type(obj) is not Tensor:
             return None
         if id(obj) not in self._index:
-            self._index[id(obj)] = len(self._tensors)
-            self._tensors.append(obj)
+            self._index[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
         return self._index[id(obj)]
 
 

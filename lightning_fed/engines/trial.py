@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_fed.attributes import changed, remember, restore
-from lightning_fed.local.functional import Notes, Outline, UnfitError
+from lightning_fed.local.functional import Notes, Outline, UnfitError, close
 from lightning_fed.local.plan import Blocks, Plan
 from lightning_fed.local.stack import Stack, is_plain
 from lightning_fed.local.stacked import StackedLocal
+from lightning_fed.randomness import torch_generator
 from lightning_fed.store import ClientId
 from lightning_fed.vector import buffers_of, clones, restore_buffers
 from lightning_fed.visit import Visit
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 #: Clients whose batches are tried out.
 TRIED = 2
+#: Clients whose samples are pooled, the most samples in the pool, and their bytes.
+POOLED, SAMPLES, SAMPLE_BYTES = 16, 256, 2**23
+#: How far from the first model the loss of the pool is looked at too, beside the size of each parameter.
+DISTANCES = (0.0, 0.3, 1.0, 3.0, 10.0)
 
 
 def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[ClientId]) -> None:
@@ -51,12 +56,50 @@ def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Cli
             even = torch.full_like(block.weights[0], 1 / block.weights.shape[-1])
             batches = [[part[i] for part in mixed] for i in range(len(plans))]
             seen.append(_Seen.of(stacked, start, mixed, even, batches))
+            is_mean = _is_mean(stacked, _pool(stacked, server, cohort), params)
     except UnfitError:
         raise
     except Exception as error:
         raise UnfitError(f"training_step does not work under torch.func: {_first_line(error)}") from error
     for each in seen:
         each.compare(stacked)
+    if not is_mean:
+        raise UnfitError("the loss of a batch is not the mean over its samples")
+
+
+def _pool(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[ClientId]) -> list[Tensor]:
+    """Samples of several clients: rare labels may make a difference that first batches do not show."""
+    visits = [Visit(server.rounds_done, cid, i, len(cohort)) for i, cid in enumerate(cohort[:POOLED])]
+    plans = Plan.all_of(stacked.trainer, server, visits)
+    each = sum(tensor[:1].numel() * tensor.element_size() for tensor in plans[0].loader.tensors)
+    share = max(1, min(SAMPLES, SAMPLE_BYTES // max(1, each)) // len(plans))
+    drawn = []
+    for plan in plans:
+        tensors = [tensor[plan.rows.flatten()[:share]] for tensor in plan.loader.tensors]
+        drawn.append(stacked.convert(tensors if plan.loader.transform is None else plan.loader.transform(tensors)))
+    return [torch.cat(parts) for parts in zip(*drawn, strict=True)]
+
+
+def _is_mean(stacked: StackedLocal, pool: list[Tensor], params: Sequence[Tensor]) -> bool:
+    """At the first model, and at others: a loss may be a mean only as long as it is large, or small."""
+    noise = torch_generator("trial")
+    for distance in DISTANCES:
+        far = [p.detach() + distance * max(float(p.detach().abs().mean()), 0.1) * _normal(p, noise) for p in params]
+        try:
+            with torch.enable_grad():
+                if not stacked.loss.is_mean(far, pool):
+                    return False
+        except UnfitError:
+            raise
+        except Exception:
+            if not distance:
+                raise
+            return True  # a step that refuses such models
+    return True
+
+
+def _normal(like: Tensor, noise: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=noise, dtype=torch.float64).to(like)
 
 
 def first_batch(plan: Plan, stacked: StackedLocal) -> Any:
@@ -88,7 +131,7 @@ class _Seen:
             for name, ours, theirs in zip(stacked.layout.names, self.found, gradient, strict=True):
                 if theirs is None and not plain:
                     raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
-                if not _close(ours[i], torch.zeros_like(ours[i]) if theirs is None else theirs):
+                if not close(ours[i], torch.zeros_like(ours[i]) if theirs is None else theirs):
                     raise UnfitError(f"the loss of a batch is not the mean over its samples (gradient of {name})")
             _compare_notes(self.outline, [part[i] for part in self.noted], self.weights[i], notes)
 
@@ -110,7 +153,7 @@ def _compare_notes(outline: Outline, noted: Sequence[Tensor], weights: Tensor, n
         raise UnfitError("training_step logs other things for a sample than for a batch")
     for name, (value, _) in notes.logged.items():
         mean = next(samples).float().mean() if name in outline.computed else outline.logged[name][0]
-        same = _close(mean, value.detach().float()) if isinstance(value, Tensor) else mean is value or mean == value
+        same = close(mean, value.detach().float()) if isinstance(value, Tensor) else mean is value or mean == value
         if not same or notes.batch_sizes[name] not in (None, size):
             raise UnfitError(f"what training_step logs as {name!r} is not the mean over its samples")
     for metric, args in notes.updates:
@@ -122,15 +165,8 @@ def _compare_notes(outline: Outline, noted: Sequence[Tensor], weights: Tensor, n
         for row in zip(*ours, strict=True):
             parts.update(*row)
         for ours_now, theirs in zip(tree_leaves(parts.metric_state), tree_leaves(whole.metric_state), strict=True):
-            if ours_now.shape != theirs.shape or not _close(ours_now.float(), theirs.float()):
+            if ours_now.shape != theirs.shape or not close(ours_now.float(), theirs.float()):
                 raise UnfitError(f"{type(metric).__name__} is not updated sample by sample")
-
-
-def _close(ours: Tensor, theirs: Tensor) -> bool:
-    if not bool(torch.isfinite(theirs).all()):
-        return True  # bad data: training will name the client
-    tolerance = max(float(theirs.abs().max()), 1e-30) * float(torch.finfo(theirs.dtype).eps) ** 0.6
-    return torch.allclose(ours, theirs, rtol=0, atol=tolerance)
 
 
 class _Watched:

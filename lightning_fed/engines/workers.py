@@ -14,22 +14,24 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_fed._compat import SIGTERMException, is_overridden
-from lightning_fed.attributes import changed, remember
+from lightning_fed.attributes import changed, draws_of, remember
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.engines.parcel import Parcel
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.lean import GRADIENT_HOOKS
+from lightning_fed.local.certificate import Exactness
 from lightning_fed.logged import Logged
 from lightning_fed.loops import RoundResults
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
-from lightning_fed.vector import overwrite, parameters_of
+from lightning_fed.vector import clones, overwrite, parameters_of
 from lightning_fed.visit import Visit
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
@@ -66,9 +68,8 @@ class _Answer:
     reply: Reply[Any, Any]
     logged: Logged
     buffers: Any
-    visit: tuple[int, int, Any]  # steps, planned, loss
+    visit: dict[str, Any]  # what it has come to know
     changed: str | None
-    model: int | None  # which tensor of the state is the reply's model, if one is
 
 
 class WorkersEngine:
@@ -105,7 +106,10 @@ class WorkersEngine:
         def task(i: int) -> tuple[Any, _Answer]:
             return self._answer(step, known[first + i], down, visits[first + i])
 
-        team = _Team(min(self.workers, len(share)), len(share), task)
+        def before(i: int) -> list[Tensor]:
+            return [leaf for leaf in tree_leaves((known[first + i], down)) if isinstance(leaf, Tensor)]
+
+        team = _Team(min(self.workers, len(share)), len(share), task, before)
         try:
             for i, visit in enumerate(visits[first : first + len(share)]):
                 notify(self.trainer, "on_client_start", visit)
@@ -118,8 +122,7 @@ class WorkersEngine:
                     self.workers = 1
                     self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
                     return i
-                x_i = answer.reply.x_i if answer.model is None else tree_leaves(state)[answer.model]
-                yield self._take(visit, replace(answer.reply, state=state, x_i=x_i), answer)
+                yield self._take(visit, replace(answer.reply, state=state), answer)
         finally:
             team.dismiss()
         return len(share)
@@ -130,8 +133,8 @@ class WorkersEngine:
 
     def _take(self, visit: Visit, reply: Reply[Any, Any], answer: _Answer) -> Reply[Any, Any]:
         answer.logged.put_into(self.trainer)
-        self.alone.buffers[visit.client] = answer.buffers
-        visit.step, visit.planned, visit.loss = answer.visit
+        self.alone.buffers[visit.client] = clones(answer.buffers)  # which would keep the whole parcel
+        vars(visit).update(answer.visit)
         if any(not isinstance(c, FederatedProgressBar) for c in listening(self.trainer, "on_client_end")):
             overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
         notify(self.trainer, "on_client_end", visit, reply)
@@ -149,14 +152,18 @@ class WorkersEngine:
             if isinstance(part, Metric):
                 part.reset()
         before = {name: remember(part) for name, part in parts.items()}
+        draws = draws_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
         reply = self.alone.answer(step, state, down, visit)
         touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
         other = next(iter(unmergeable), None) or next(touched, None)
-        facts = visit.step, visit.planned, visit.loss
-        logged = Logged.of(results, module)
-        known = next((i for i, leaf in enumerate(tree_leaves(reply.state)) if leaf is reply.x_i), None)
-        rest = replace(reply, state=None, x_i=reply.x_i if known is None else reply.x_i.new_empty(0))
-        return reply.state, _Answer(rest, logged, self.alone.buffers[visit.client], facts, other, known)
+        if draws != draws_of(trainer.datamodule, visit.client):  # type: ignore[attr-defined]
+            other = other or "a random generator of the data"
+        facts = {name: getattr(visit, name) for name in ("step", "planned", "work", "loss")}
+        if listening(trainer, "on_client_end"):
+            certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
+            facts |= {"question": visit.question, "certificate": certificate}
+        rest, logged = replace(reply, state=None), Logged.of(results, module)
+        return reply.state, _Answer(rest, logged, self.alone.buffers[visit.client], facts, other)
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
@@ -195,9 +202,17 @@ class _Team:
 
     Args:
         task: gives the state of a client and the rest of its answer, by its place in the cohort.
+        known: the tensors that need not be sent with them.
     """
 
-    def __init__(self, workers: int, tasks: int, task: Callable[[int], tuple[Any, _Answer]]) -> None:
+    def __init__(
+        self,
+        workers: int,
+        tasks: int,
+        task: Callable[[int], tuple[Any, _Answer]],
+        known: Callable[[int], list[Tensor]],
+    ) -> None:
+        self.known = known
         self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
         self.lines: list[Connection] = []
         self.pids: list[int] = []
@@ -222,8 +237,9 @@ class _Team:
             torch.set_num_threads(1)
             for i in share:
                 try:
-                    contents = task(i)
-                    labels = [parcel.fill(content) for parcel, content in zip(self.parcels[i], contents, strict=True)]
+                    state, answer = task(i)
+                    first, second = self.parcels[i]
+                    labels = [first.fill(state, self.known(i)), second.fill(answer, self._known(i, state))]
                     line.send((None, labels))
                 except BaseException as error:
                     line.send(((isinstance(error, DivergenceError), type(error).__name__, str(error)), []))
@@ -242,8 +258,12 @@ class _Team:
             diverged, kind, text = failure
             known = kind in (ClientError.__name__, DivergenceError.__name__)
             raise (DivergenceError if diverged else ClientError)(text if known else f"{where}: {kind}: {text}")
-        state, answer = (parcel.open(label) for parcel, label in zip(self.parcels[i], labels, strict=True))
-        return state, answer
+        first, second = self.parcels[i]
+        state = first.open(labels[0], self.known(i))
+        return state, second.open(labels[1], self._known(i, state))
+
+    def _known(self, i: int, state: Any) -> list[Tensor]:
+        return [*self.known(i), *(leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))]
 
     def dismiss(self) -> None:
         """End whoever is still at work."""

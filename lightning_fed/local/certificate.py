@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -10,7 +11,20 @@ from lightning_fed.core import Question
 from lightning_fed.local.tolerance import Tolerance
 
 
-class Certificate:
+@dataclass
+class Exactness:
+    """The norm of the question's gradient, and the largest that is good enough."""
+
+    residual: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the point that was last looked at is good enough."""
+        return self.residual <= self.limit
+
+
+class Certificate(Exactness):
     r"""Compares :math:`r = \|\nabla\varphi(x)\|`, over all of a client's data, with what a tolerance allows.
 
     Args:
@@ -30,13 +44,8 @@ class Certificate:
         slope: Callable[[], Tensor],
     ) -> None:
         self._question, self._point, self._slope = question, point, slope
-        self.residual = self._measure()
-        self.limit = tolerance.limit(round, question.rho, self.residual)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the point that was last looked at is good enough."""
-        return self.residual <= self.limit
+        residual = self._measure()
+        super().__init__(residual, tolerance.limit(round, question.rho, residual))
 
     def renew(self) -> bool:
         """Look at the point that the module holds now; whether it is good enough."""

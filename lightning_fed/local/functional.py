@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torchmetrics import Metric, MetricCollection
@@ -108,16 +109,34 @@ class _Index:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _used
 
 
-class Step(nn.Module):
-    """A step in the place where ``functional_call`` looks for a module's function; ``batch_idx`` is kept from it."""
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    """Whether they are the same up to rounding; what is not finite is bad data: training will name the client."""
+    if not bool(torch.isfinite(theirs).all()):
+        return True
+    tolerance = max(float(theirs.abs().max()), 1e-30) * float(torch.finfo(theirs.dtype).eps) ** 0.6
+    return torch.allclose(ours.to(theirs.dtype), theirs, rtol=0, atol=tolerance)
 
-    def __init__(self, module: pl.LightningModule, name: str = "training_step") -> None:
+
+class Step(nn.Module):
+    """A step in the place where ``functional_call`` looks for a module's function; ``batch_idx`` is kept from it.
+
+    Args:
+        context: in which it runs, such as that of the trainer's precision.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        name: str = "training_step",
+        context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         super().__init__()
-        self.module, self.name = module, name
+        self.module, self.name, self.context = module, name, context
         self.wants_index = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
 
     def forward(self, batch: Any) -> Any:
-        return getattr(self.module, self.name)(*((batch, _Index()) if self.wants_index else (batch,)))
+        with self.context():
+            return getattr(self.module, self.name)(*((batch, _Index()) if self.wants_index else (batch,)))
 
 
 class StackedLoss:
@@ -128,12 +147,18 @@ class StackedLoss:
 
     Args:
         names: of the parameters that are stacked; everything else in the module is shared.
+        context: in which a training step runs.
     """
 
-    def __init__(self, module: pl.LightningModule, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        names: Sequence[str],
+        context: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.module, self.names = module, list(names)
         self.outline = Outline({}, [], [])
-        self.step = Step(module)
+        self.step = Step(module, context=context)
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self._shared_names = [name for name in tensors if name not in self.names]
 
@@ -144,13 +169,27 @@ class StackedLoss:
 
     def alone(self, params: Sequence[Tensor], batch: list[Tensor]) -> Tensor:
         """The loss of one client's batch, as the module computes it; nothing is noted."""
+        return self._quietly(params, lambda tensors: self._loss(tensors, batch)[0])
+
+    def is_mean(self, params: Sequence[Tensor], batch: list[Tensor]) -> bool:
+        """Whether the loss of a batch is the mean over its samples here; one that is not finite says nothing."""
+
+        def mean(tensors: Mapping[str, Tensor]) -> Tensor:
+            def own(*sample: Tensor) -> Tensor:
+                loss: Tensor = self._loss(tensors, [part.unsqueeze(0) for part in sample])[0]
+                return loss
+
+            return vmap(own)(*batch).mean()
+
+        return close(self._quietly(params, mean), self.alone(params, batch))
+
+    def _quietly(self, params: Sequence[Tensor], function: Callable[[Mapping[str, Tensor]], Tensor]) -> Tensor:
         outline = self.outline
         try:
             tensors = zip([*self.names, *self._shared_names], [*params, *self.shared()], strict=True)
-            loss: Tensor = self._loss(dict(tensors), batch)[0].detach()
+            return function(dict(tensors)).detach()
         finally:
             self.outline = outline
-        return loss
 
     def __call__(
         self, params: Stack, shared: list[Tensor], batch: list[Tensor], weights: Tensor

@@ -17,6 +17,9 @@ from lightning_fed.local.simplify import simplified
 
 log = logging.getLogger(__name__)
 
+#: Recorded functions that are kept.
+KEPT = 32
+
 Graph = Callable[..., Sequence[Tensor]]
 
 
@@ -39,7 +42,7 @@ class Graphs:
         if whole not in self._parts:
             # plain tensors: those made in inference mode cannot be differentiated
             with torch.inference_mode(False), torch.no_grad():
-                self._parts[whole] = _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs])
+                _keep(self._parts, whole, _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs]))
         return self._parts[whole]
 
     def compiled(self, key: Hashable, function: Graph, inputs: Sequence[Tensor]) -> Graph | None:
@@ -47,8 +50,15 @@ class Graphs:
         whole = key, _shapes(inputs)
         if self.compile and whole not in self._compiled:
             with torch.inference_mode(False), torch.no_grad():
-                self._compiled[whole] = _compiled(function, inputs)
+                _keep(self._compiled, whole, _compiled(function, inputs))
         return self._compiled.get(whole)
+
+
+def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Beside the latest others: a setting that changes in every round makes a new one each time."""
+    while len(made) >= KEPT:
+        del made[next(iter(made))]
+    made[key] = value
 
 
 def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:

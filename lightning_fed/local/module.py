@@ -57,10 +57,10 @@ class AugmentedGradient:
         """Whether steps are gradient steps on the question, and nothing else."""
         return self._after_step is None and self._evaluate_at is None and self.estimate is None
 
-    def pulls(self, params: list[nn.Parameter]) -> list[Tensor]:
+    def pulls(self, params: list[nn.Parameter]) -> dict[Tensor, Tensor]:
         """Where the penalty draws ``params`` to, or, without a penalty, their linear terms; empty if there are none."""
         parts = self._by_parameter(self._question.pull)
-        return [parts[id(p)] for p in params if id(p) in parts]
+        return {p: parts[id(p)] for p in params if id(p) in parts}
 
     @cached_property
     def _constants(self) -> dict[int, Tensor]:

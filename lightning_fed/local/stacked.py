@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytorch_lightning as pl
 import torch
@@ -22,6 +23,9 @@ from lightning_fed.local.plan import Block, Blocks, Plan
 from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
 from lightning_fed.vector import Layout
+
+#: Every so many stacks, this many samples of a block are looked at together.
+CHECKED, POOL = 10, 256
 
 #: Takes steps of a block, from what the core takes, the steps done before, and their number, to what the cores left.
 Advance = Callable[[Parts, Sequence[Tensor], int, int], list[Tensor]]
@@ -85,9 +89,10 @@ class StackedLocal:
 
     def __init__(self, trainer: pl.Trainer, layout: Layout, compile: bool = False) -> None:
         self.trainer, self.layout = trainer, layout
-        self.loss = StackedLoss(trainer.lightning_module, layout.names)
+        context = trainer.precision_plugin.train_step_context
+        self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs(compile)
-        self._outlines: dict[Parts, Outline] = {}
+        self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
         self._checked = 0
         self.given_up = False
         self.alike = True  # as long as all clients of a stack are known to do the same
@@ -97,8 +102,8 @@ class StackedLocal:
         if not self.given_up:
             self.given_up = True
             warnings.warn(
-                f"Clients could not be trained side by side: {type(error).__name__}: {error}. From here on they are"
-                " trained one by one, with the same results.",
+                f"Clients cannot be trained side by side: {type(error).__name__}: {error}. From here on they are"
+                " trained one by one.",
                 stacklevel=2,
             )
 
@@ -130,6 +135,19 @@ class StackedLocal:
         tolerance = torch.finfo(losses.dtype).eps ** 0.6
         if not torch.isclose(losses[i], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
             raise UnfitError("training_step gives another loss than when it was recorded")
+
+    def check_mean(self, at: Stack, block: Block, clients: int) -> None:
+        """Now and then, on a pool of samples of all clients, where one of them has come to."""
+        if self._checked % CHECKED:
+            return
+        i = self._checked // CHECKED % clients
+        with torch.inference_mode(False), torch.enable_grad():
+            inside = (block.weights > 0).transpose(0, 1)
+            count = int(inside.sum())
+            rows = inside.flatten().nonzero().squeeze(1)[torch.linspace(0, count - 1, min(count, POOL)).long()]
+            pool = [part[:, : block.steps].flatten(0, 2)[rows].clone() for part in block.tensors]
+            if not self.loss.is_mean([p[i].clone() for p in at], pool):
+                raise UnfitError("the loss of a batch is not the mean over its samples")
 
     def convert(self, batch: Any) -> Any:
         return self.trainer.precision_plugin.convert_input(batch)
@@ -196,6 +214,7 @@ class _Run:
         left = advance(parts, parts.fed(prepared), done, block.steps)
         losses, *noted = parts.after(left, self.shared, prepared)
         if done == 0:
+            self.local.check_mean(self.params, block, len(self.plans))
             self.local.check(start, block, losses[0], len(self.plans))
         self.log.note(block, outline, noted)
         return losses
