@@ -58,6 +58,7 @@ class Moves(Factors):
 
     def begin(self) -> None:
         """A new batch."""
+        self.found.clear()
         self.uses.clear()
         self.moved.clear()
 

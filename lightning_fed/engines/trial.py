@@ -74,10 +74,14 @@ def _pool(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Clien
     each = sum(tensor[:1].numel() * tensor.element_size() for tensor in plans[0].loader.tensors)
     share = max(1, min(SAMPLES, SAMPLE_BYTES // max(1, each)) // len(plans))
     drawn = []
-    for plan in plans:
+    for plan in (plan for plan in plans if _kind(plan) == _kind(plans[0])):
         tensors = [tensor[plan.rows.flatten()[:share]] for tensor in plan.loader.tensors]
         drawn.append(stacked.convert(tensors if plan.loader.transform is None else plan.loader.transform(tensors)))
     return [torch.cat(parts) for parts in zip(*drawn, strict=True)]
+
+
+def _kind(plan: Plan) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(tensor.shape[1:], tensor.dtype) for tensor in plan.loader.tensors]
 
 
 def _is_mean(stacked: StackedLocal, pool: list[Tensor], params: Sequence[Tensor]) -> bool:
@@ -92,9 +96,7 @@ def _is_mean(stacked: StackedLocal, pool: list[Tensor], params: Sequence[Tensor]
         except UnfitError:
             raise
         except Exception:
-            if not distance:
-                raise
-            return True  # a step that refuses such models
+            return True  # bad data, whose client training will name, or a step that refuses such models
     return True
 
 
