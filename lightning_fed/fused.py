@@ -187,8 +187,9 @@ class FusedStep(LeanStep):
         self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool, layers: Collection[nn.Linear]
     ) -> None:
         super().__init__(trainer, question, wants_index)
-        self.layers = layers
         self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
+        trained = set(self.params)
+        self.layers = [layer for layer in layers if layer.weight in trained]
         self.pulls = question.pulls(self.params)
         self.moves = Moves(self.pulls)
 

@@ -92,6 +92,13 @@ class Freezes(Wide):
         return super().loss(x, y)
 
 
+class LastOnly(Wide):
+    """Has a large weight with a gradient that its optimiser does not train."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.last.parameters(), lr=0.05)
+
+
 class Unregistered(Wide):
     def build(self) -> None:
         super().build()
@@ -104,7 +111,7 @@ class Unregistered(Wide):
         return torch.optim.SGD([*self.parameters(), *self.extra], lr=0.05)
 
 
-@pytest.mark.parametrize("kind", [Apart, Hinge, LaterL2, Freezes, Unregistered])
+@pytest.mark.parametrize("kind", [Apart, Hinge, LaterL2, Freezes, LastOnly, Unregistered])
 def test_large_layers_that_are_looked_at_later_give_the_same_numbers(kind: type[Wide]) -> None:
     assert_same(fit(kind, Listener(), local_steps=8), fit(kind, local_steps=8))
 
