@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fed.arguments import one_of, positive, whole
+from lightning_fed.cache import default_cache
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.datamodules.femnist import sources
 from lightning_fed.datamodules.femnist.characters import ALPHABET, Characters, DataError
@@ -78,7 +79,7 @@ class FEMNIST(FederatedDataModule):
         self.source, self.download, self.writers, self.core = source, download, writers, core
         self.fraction, self.min_samples, self.split, self.train_fraction = fraction, min_samples, split, train_fraction
         self.invert, self.seed, self.dtype = invert, seed, dtype
-        self.cache_dir = sources.default_cache() if cache_dir is None else Path(cache_dir)
+        self.cache_dir = default_cache() if cache_dir is None else Path(cache_dir)
         self._check()
 
     def prepare_data(self) -> None:

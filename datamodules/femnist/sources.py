@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,13 +31,6 @@ LAYOUTS = "a folder of LEAF JSON, an .npz file, .parquet files, or NIST's by_cla
 
 #: how much of a large file enters its fingerprint, at each end
 PROBE = 1 << 16
-
-
-def default_cache() -> Path:
-    """``$LIGHTNING_FED_CACHE``, or ``lightning_fed`` in the user's cache folder."""
-    if own := os.environ.get("LIGHTNING_FED_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
 
 
 def load(path: Path, kind: str, cache: Path) -> Characters:

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from lightning_fed.core import Broadcast, Question, Reply, Solution, StepMap, tree_map
 from lightning_fed.local.plan import Plan
-from lightning_fed.local.stacked import Answers, Questions
+from lightning_fed.local.questions import Answers, Questions
 from lightning_fed.round import Replies, Step
 
 #: Answers all questions of a stack.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -43,8 +44,8 @@ ELEMENTWISE = (
     optim.Adadelta,
 )
 
-#: Compiling pays if it saves more than this; a cold compiler takes 20 seconds.
-COMPILE_SECONDS = 30
+#: Compiling pays if it saves more than this: C code takes a second, torch's compiler, if it is cold, twenty.
+C_SECONDS, COMPILE_SECONDS = 2, 30
 #: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
 SAVED_SECONDS = 1e-4
 
@@ -153,13 +154,14 @@ class Choice:
         reason = not_worth_it(trainer, len(cohort)) if self.asked == "auto" else None
         reason = reason or impossible(trainer, server, layout.dtype)
         if reason is None:
-            stacked = StackedLocal(trainer, layout, self._pays(trainer, server, len(cohort)))
+            saved = self._saved(trainer, server, len(cohort))
+            stacked = StackedLocal(trainer, layout, saved > COMPILE_SECONDS, in_c=saved > C_SECONDS)
             try:
                 try_out(stacked, server, cohort)
             except UnfitError as error:
                 reason = str(error)
             else:
-                how = ", compiled" if stacked.graphs.compile else ""
+                how = ", compiled" if stacked.in_c or stacked.graphs.compile else ""
                 rest = f"; workers={self.workers} are for clients trained one by one" if self.workers > 1 else ""
                 rank_zero_info(f"Clients are trained side by side{how}{rest}.")
                 return stacked
@@ -176,9 +178,9 @@ class Choice:
             self._layers = layout, layers_without_gradients(trainer, server, layout, cohort)
         return self._layers[1]
 
-    def _pays(self, trainer: pl.Trainer, server: FederatedServer, cohort: int) -> bool:
-        """Whether compiling should save more than it takes, by the run's size: a clock would make equal runs differ."""
+    def _saved(self, trainer: pl.Trainer, server: FederatedServer, cohort: int) -> float:
+        """Seconds that compiling should save, by the run's size: a clock would make equal runs differ."""
         if self.compile != "auto":
-            return self.compile
+            return math.inf if self.compile else 0
         steps = max(trainer.max_epochs or 0, 0) * (server.local_steps or server.local_epochs or 1)
-        return steps * -(-cohort // STACK) * SAVED_SECONDS > COMPILE_SECONDS
+        return steps * -(-cohort // STACK) * SAVED_SECONDS

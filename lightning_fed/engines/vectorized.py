@@ -15,8 +15,9 @@ from lightning_fed.engines.algebra import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.plan import Plan
+from lightning_fed.local.questions import Asked, Questions
 from lightning_fed.local.stack import STACK, STACK_NUMBERS
-from lightning_fed.local.stacked import Asked, Questions, StackedLocal
+from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.local.step_log import StepLog
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.round import Replies, Step

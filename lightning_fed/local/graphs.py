@@ -14,11 +14,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.parts import Parts
 from lightning_fed.local.simplify import simplified
+from lightning_fed.native.steps import Steps
 
 log = logging.getLogger(__name__)
 
 #: Recorded functions that are kept.
 KEPT = 32
+
+#: Clients and steps that are compared with what was recorded.
+FEW = 3
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -35,6 +39,7 @@ class Graphs:
         self.compile = compile
         self._parts: dict[Hashable, Parts] = {}
         self._compiled: dict[Hashable, Graph | None] = {}
+        self._in_c: dict[Hashable, Steps | None] = {}
 
     def parts(self, key: Hashable, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
         """A step for parameters, shared tensors and data of this shape; ``key`` tells apart what they do not."""
@@ -52,6 +57,24 @@ class Graphs:
             with torch.inference_mode(False), torch.no_grad():
                 _keep(self._compiled, whole, _compiled(function, inputs))
         return self._compiled.get(whole)
+
+    def in_c(
+        self,
+        key: Hashable,
+        function: Graph,
+        client: Sequence[Tensor],
+        shared: Sequence[Tensor],
+        varying: Sequence[Tensor],
+    ) -> Steps | None:
+        """All steps of all clients at once, as :class:`Steps` takes them; None if there is no such code.
+
+        The first steps of the first clients are compared with the function's.
+        """
+        whole = key, _shapes([*(t[:1] for t in client), *shared, *(t[:1] for t in varying)])
+        if whole not in self._in_c:
+            with torch.inference_mode(False), torch.no_grad():
+                _keep(self._in_c, whole, _in_c(function, client, shared, varying))
+        return self._in_c[whole]
 
 
 def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
@@ -101,6 +124,34 @@ def _compiled(function: Graph, inputs: Sequence[Tensor]) -> Any:
         log.info("Local steps are not compiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
         return None
     return compiled
+
+
+def _in_c(function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> Any:
+    m = len(client[0])
+    own = [rows[:FEW].clone() for rows in client]
+    steps = [part.view(m, -1, *part.shape[1:])[:FEW, :FEW].clone() for part in varying]
+    try:
+        code = Steps(function, [rows[:1] for rows in own], [_copy(t) for t in shared], [part[0, 0] for part in steps])
+        each = range(len(own[0]))
+        expected = [_one_by_one(function, [t[[i]] for t in own], shared, [part[i] for part in steps]) for i in each]
+        found = [*code(own, shared, [part.flatten(0, 1) for part in steps]), own[0]]
+        torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
+    except Exception as error:
+        log.info("Local steps are not written in C: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        return None
+    return code
+
+
+def _one_by_one(
+    function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+) -> list[Tensor]:
+    """Results (T, ...) of one client's steps, and where they led."""
+    x, *rest = client
+    results = []
+    for own in zip(*varying, strict=True):
+        x, *left = function(x, *rest, *shared, *own)
+        results.append(left)
+    return [*(torch.stack(part) for part in zip(*results, strict=True)), x]
 
 
 def _shapes(tensors: Sequence[Tensor]) -> Hashable:

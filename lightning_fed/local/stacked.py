@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,68 +14,19 @@ from torch import Tensor
 
 from lightning_fed._compat import SIGTERMException
 from lightning_fed.attributes import fingerprint
-from lightning_fed.core import Question, StepMap
+from lightning_fed.core import StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs
 from lightning_fed.local.parts import Parts
 from lightning_fed.local.plan import Block, Blocks, Plan
+from lightning_fed.local.questions import Answers, Questions
 from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
+from lightning_fed.native.loops import LANES
 from lightning_fed.vector import Layout
 
 #: Every so many stacks, this many samples of a block are looked at together.
 CHECKED, POOL = 10, 256
-
-#: Takes steps of a block, from what the core takes, the steps done before, and their number, to what the cores left.
-Advance = Callable[[Parts, Sequence[Tensor], int, int], list[Tensor]]
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What one client is asked: see :meth:`~lightning_fed.core.Local.solve`."""
-
-    start: Tensor
-    question: Question
-    after_step: StepMap | None = None
-    evaluate_at: StepMap | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Questions:
-    """What the clients of a stack are asked: starts and constants (m, d), and maps of their own, if they have any."""
-
-    start: Tensor
-    constant: Tensor | None
-    rho: float
-    mapped: Sequence[Asked] = ()
-
-    @classmethod
-    def of(cls, asked: Sequence[Asked]) -> Questions:
-        rho = asked[0].question.rho
-        if any(each.question.rho != rho for each in asked):
-            raise UnfitError("clients of one round have different penalties")
-        constants = [each.question.constant for each in asked]
-        constant = None
-        if any(c is not None for c in constants):
-            zero = torch.zeros_like(asked[0].start)
-            constant = torch.stack([zero if c is None else c for c in constants])
-        mapped = any(each.after_step or each.evaluate_at for each in asked)
-        return cls(torch.stack([each.start for each in asked]), constant, rho, asked if mapped else ())
-
-    def __getitem__(self, i: int) -> Question:
-        """One of them, up to a constant."""
-        return Question(None if self.constant is None else self.constant[i], self.rho)
-
-
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """Where the clients of a stack ended, (m, d), their mean losses, and what they logged."""
-
-    questions: Questions
-    x: Tensor
-    losses: list[float]
-    lr: float
-    log: StepLog
 
 
 class StackedLocal:
@@ -84,14 +34,16 @@ class StackedLocal:
 
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
-        compile: turn recorded graphs into machine code.
+        compile: let torch's compiler make machine code of recorded steps.
+        in_c: write steps in C first, as far as they can be.
     """
 
-    def __init__(self, trainer: pl.Trainer, layout: Layout, compile: bool = False) -> None:
+    def __init__(self, trainer: pl.Trainer, layout: Layout, compile: bool = False, in_c: bool = False) -> None:
         self.trainer, self.layout = trainer, layout
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs(compile)
+        self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
         self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
         self._checked = 0
         self.given_up = False
@@ -162,25 +114,25 @@ class _Run:
     def __init__(self, local: StackedLocal, questions: Questions, plans: Sequence[Plan]) -> None:
         self.local, self.questions, self.plans = local, questions, plans
         self.trainer, self.layout = local.trainer, local.layout
-        self.m = rounded(len(plans))
+        self.optimizer = self.trainer.optimizers[0]
+        self.fused = is_plain(self.optimizer) and not questions.mapped
+        self.in_c = self.fused and local.in_c
+        self.m = len(plans) if self.in_c else rounded(len(plans))
         self.x = self._filled(questions.start)
         self.params = self._split(self.x)
         self.constant = None if questions.constant is None else self._filled(questions.constant)
         self.direction = Direction(self.trainer, questions.rho)
         self.shared = local.loss.shared()
-        self.optimizer = self.trainer.optimizers[0]
         self.steps = torch.tensor([plan.steps for plan in plans] + [0] * (self.m - len(plans)))
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.log = StepLog()
 
     def go(self) -> Answers:
-        fused = is_plain(self.optimizer) and not self.questions.mapped
-        advance = self._fused if fused else self._general
         done = 0
         totals = counts = torch.zeros(self.m, dtype=torch.float64, device=self.x.device)
-        with torch.inference_mode() if fused else torch.no_grad():
+        with torch.inference_mode() if self.fused else torch.no_grad():
             for block in Blocks(self.plans, self.m, self.local.convert, self.x):
-                totals = totals + (self._block(block, done, advance).double() * block.sizes).sum(0)
+                totals = totals + (self._block(block, done).double() * block.sizes).sum(0)
                 counts = counts + block.sizes.sum(0)
                 done += block.steps
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
@@ -196,7 +148,12 @@ class _Run:
     def _split(self, rows: Tensor) -> Stack:
         """Rows of the layout as stacked parameters, which are views of them."""
         parts = torch.split(rows, [math.prod(shape) for shape in self.layout.shapes], dim=1)
-        return [part.view(self.m, *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+        return [part.view(len(rows), *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+
+    @property
+    def _own(self) -> list[Tensor]:
+        """What each client has for all its steps."""
+        return [self.x] if self.constant is None else [self.x, self.constant]
 
     def _active(self, done: int, steps: int) -> Tensor | None:
         """Who is still at work in each of the next steps (T, m, 1); None if everybody is."""
@@ -205,25 +162,50 @@ class _Run:
             return None
         return (torch.arange(done, done + steps).unsqueeze(1) < self.steps).unsqueeze(-1).to(self.x.device)
 
-    def _block(self, block: Block, done: int, advance: Advance) -> Tensor:
+    def _block(self, block: Block, done: int) -> Tensor:
         """Losses (T, m) of the steps of a block."""
-        data = [block.weights, *(tensor.transpose(0, 1)[: block.steps] for tensor in block.tensors)]
-        parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
         start = [p.clone() for p in self._mapped("evaluate_at", 0.0)] if done == 0 else []
-        prepared = parts.before(self.shared, data)
-        left = advance(parts, parts.fed(prepared), done, block.steps)
-        losses, *noted = parts.after(left, self.shared, prepared)
+        results = self._in_c(block, done) if self.in_c else None
+        outline, (losses, *noted) = results or self._side_by_side(block, done)
         if done == 0:
             self.local.check_mean(self.params, block, len(self.plans))
             self.local.check(start, block, losses[0], len(self.plans))
         self.log.note(block, outline, noted)
         return losses
 
+    def _side_by_side(self, block: Block, done: int) -> tuple[Outline, list[Tensor]]:
+        """Results (T, m, ...) of the steps of a block, each of which is taken by all clients at once."""
+        data = [block.weights, *(tensor.transpose(0, 1)[: block.steps] for tensor in block.tensors)]
+        parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
+        prepared = parts.before(self.shared, data)
+        advance = self._fused if self.fused else self._general
+        left = advance(parts, parts.fed(prepared), done, block.steps)
+        return outline, parts.after(left, self.shared, prepared)
+
+    def _in_c(self, block: Block, done: int) -> tuple[Outline, list[Tensor]] | None:
+        """The same by C code that goes from step to step and from client to client; None if there is none."""
+        kinds = [block.weights.transpose(0, 1), *(tensor[:, : block.steps] for tensor in block.tensors)]
+        data = [kind.flatten(0, 1).unsqueeze(1) for kind in kinds]  # of a stack of one, for m * T steps
+        parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in data])
+        prepared = parts.before(self.shared, data)
+        active = self._active(done, block.steps)
+        lengths = self.x.new_full((len(data[0]),), -self.lr)
+        if active is not None:
+            lengths = lengths * active.squeeze(-1).t().flatten()
+        given = self._own, self.shared, [lengths, *parts.fed(prepared)]
+        code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), *given)
+        if code is None:
+            self.in_c = self.local.in_c = False
+            return None
+        self._heed_signals()
+        results = parts.after(code(*given), self.shared, prepared)
+        return outline, [r.reshape(self.m, -1, *r.shape[2:]).transpose(0, 1) for r in results]
+
     def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
         """Plain gradient steps on the question."""
         active, left = self._active(done, steps), []
         lengths = self.x.new_full((steps,), -self.lr) if active is None else active.to(self.x) * -self.lr
-        lasting = [self.x, *self.shared, *([] if self.constant is None else [self.constant])]
+        lasting = [*self._own, *self.shared]
         compiled = self._compiled(parts, lasting, [lengths[0], *(part[0] for part in fed)])
         views = parts.views(*self.params)
         for length, *own in zip(lengths.unbind(), *(part.unbind() for part in fed), strict=True):
@@ -238,16 +220,26 @@ class _Run:
 
     def _compiled(self, parts: Parts, lasting: Sequence[Tensor], varying: Sequence[Tensor]) -> Graph | None:
         """One step as machine code; None if that is not wanted or impossible."""
-        count = len(self.shared)
+        moved = self._step(parts)
 
         def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
-            shared, (*constant, length), own = rest[:count], rest[count : len(lasting)], rest[len(lasting) :]
-            left: list[Tensor]
-            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
-            x.add_(length * self.direction(gradient, x, constant[0] if constant else None))
+            new, *left = moved(x, *rest)
+            x.copy_(new)
             return left
 
         return self.local.graphs.compiled((parts, *self.direction.key), step, [*lasting, *varying])
+
+    def _step(self, parts: Parts) -> Graph:
+        """From models, constants if there are any, what is shared, lengths and what the core is fed, to the next models
+        and what the core leaves."""
+        constants, count = int(self.constant is not None), len(self.shared)
+
+        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
+            constant, shared, (length, *own) = rest[:constants], rest[constants:][:count], rest[constants + count :]
+            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
+            return [x + length * self.direction(gradient, x, constant[0] if constants else None), *left]
+
+        return step
 
     def _general(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
         """Steps of any elementwise optimiser, which works on the stack as on one model; maps row by row."""

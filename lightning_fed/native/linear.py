@@ -6,15 +6,14 @@ Torch's own operators go over the weight seven times, and a small batch waits fo
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lightning_fed.native.threads import spread
 
 #: Samples of a batch, filled up with samples that are zero; larger batches are better off with torch.
 BATCHES = (1, 2, 4, 8)
@@ -49,7 +48,7 @@ def forward(weight: Tensor, x: Tensor) -> Tensor:
     rows, columns = weight.shape
     y = x.new_empty(len(x), rows)
     call = _function("forward", weight.dtype)
-    _spread(lambda first, last: call(*_at(weight, x, y), len(x), columns, rows, first, last), rows)
+    spread(lambda first, last: call(*_at(weight, x, y), len(x), columns, rows, first, last), rows, SHARE)
     return y[:batch]
 
 
@@ -63,7 +62,7 @@ def backward(
     tensors = _at(weight, weight if target is None else target, x, slopes, dx)
     sizes, numbers = (len(x), columns, rows), (keep, 0.0 if target is None else pull, lr)
     call = _function("backward", weight.dtype)
-    _spread(lambda first, last: call(*tensors, *sizes, first, last, *numbers), columns)
+    spread(lambda first, last: call(*tensors, *sizes, first, last, *numbers), columns, SHARE)
     torch.autograd.graph.increment_version(weight)  # whoever kept the weight for a backward of its own hears of it
     return dx[:batch]
 
@@ -77,23 +76,6 @@ def _filled(rows: Tensor) -> Tensor:
 
 def _at(*tensors: Tensor) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
-
-
-def _spread(work: Callable[[int, int], None], size: int) -> None:
-    """Shares of the work, one for each of torch's threads; the result does not depend on how many there are."""
-    threads = torch.get_num_threads()
-    share = -(-size // (threads * SHARE)) * SHARE
-    if share >= size:
-        return work(0, size)
-    parts = [(first, min(first + share, size)) for first in range(0, size, share)]
-    for done in [_pool(os.getpid(), threads).submit(work, *part) for part in parts]:
-        done.result()
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
-    return ThreadPoolExecutor(threads)
 
 
 @cache

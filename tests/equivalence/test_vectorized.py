@@ -15,7 +15,8 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedPAQ, FedProx
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.local.stacked import Answers, Questions, StackedLocal
+from lightning_fed.local.questions import Answers, Questions
+from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.sampling import Bernoulli
 from lightning_fed.transforms import TopK
 

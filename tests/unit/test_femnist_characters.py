@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from femnist_files import blocks, caches, people, people_of, same, write_leaf, write_split
 
+from lightning_fed.cache import default_cache
 from lightning_fed.datamodules.femnist import characters, leaf, sources
 from lightning_fed.datamodules.femnist.characters import CLASSES, PIXELS, Block, Characters, DataError, build
 
@@ -290,9 +291,9 @@ def test_a_path_with_nothing_to_read_says_what_was_wanted(name: str, tmp_path: P
 
 
 def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert sources.default_cache() == tmp_path / "cache"
+    assert default_cache() == tmp_path / "cache"
     monkeypatch.delenv("LIGHTNING_FED_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert sources.default_cache() == tmp_path / "xdg" / "lightning_fed"
+    assert default_cache() == tmp_path / "xdg" / "lightning_fed"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert sources.default_cache() == Path.home() / ".cache" / "lightning_fed"
+    assert default_cache() == Path.home() / ".cache" / "lightning_fed"

@@ -1,0 +1,47 @@
+"""C code becomes functions: compiled for this processor, and kept for later runs."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from lightning_fed.cache import default_cache
+
+_FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC"]
+
+
+@cache
+def built(source: str) -> ctypes.CDLL:
+    """The library of a source; raises OSError or CalledProcessError if nothing can be compiled."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        raise OSError("there is no C compiler")
+    key = hashlib.sha256("\n".join([source, compiler, *_FLAGS, _processor()]).encode()).hexdigest()
+    folder = default_cache() / "native"
+    library = folder / f"{key}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as room:
+            code, made = Path(room) / "steps.c", Path(room) / "steps.so"
+            code.write_text(source)
+            command = [compiler, *_FLAGS, str(code), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            made.replace(library)  # at once: others may be looking for it
+    return ctypes.CDLL(str(library))
+
+
+@cache
+def _processor() -> str:
+    """What machine code for this processor depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
