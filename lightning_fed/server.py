@@ -70,7 +70,8 @@ class FederatedServer(FederatedCallback):
         figure: draw loss and accuracy by round at the end, for the loggers.
         engine: ``sequential`` trains clients one by one, ``vectorized`` side by side as one stack of models, ``auto``
             side by side where that is faster and the module allows it.
-        compile: compile the steps of a stack; ``auto`` if the run is long enough to pay for it.
+        compile: write the steps of a stack in C, or have torch compile them; ``auto`` if the run is long enough to pay
+            for it.
         workers: processes that share the clients which are trained one by one, each with one thread.
     """
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.parts import Parts
-from lightning_fed.local.simplify import simplified
+from lightning_fed.local.simplify import is_pure, simplified
 from lightning_fed.native.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
     recorded = make_fx(function)(*flat)
     try:
-        parts = Parts(simplified(copy.deepcopy(recorded), flat), counts)
+        whole = copy.deepcopy(recorded) if is_pure(recorded.graph) else make_fx(functionalize(function))(*flat)
+        parts = Parts(simplified(whole, flat), counts)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
             _compare(parts, recorded, *inputs)

@@ -48,7 +48,14 @@ _EVERY = {
 }
 _COPIES = {aten.clone, aten._to_copy}
 _COMPARISONS = {aten.eq: "==", aten.ne: "!=", aten.lt: "<", aten.le: "<=", aten.gt: ">", aten.ge: ">="}
-_LOGIC = {aten.logical_and: "{0} && {1}", aten.logical_or: "{0} || {1}", aten.logical_not: "!{0}"}
+_LOGIC = {
+    aten.logical_and: "{0} && {1}",
+    aten.logical_or: "{0} || {1}",
+    aten.logical_not: "!{0}",
+    aten.bitwise_and: "{0} && {1}",
+    aten.bitwise_or: "{0} || {1}",
+    aten.bitwise_not: "!{0}",
+}
 
 
 class NoCodeError(Exception):
@@ -101,7 +108,7 @@ class Source:
         if packet in _COMPARISONS:
             numbers = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args]
             return self._term(node, f"{{0}} {_COMPARISONS[packet]} {{1}}", torch.result_type(*numbers))
-        if packet in _LOGIC:
+        if packet in _LOGIC and node.meta["val"].dtype == torch.bool:
             return self._term(node, _LOGIC[packet], torch.bool)
         if packet in _COPIES:
             return self._copied(node.args[0], node)
@@ -169,16 +176,20 @@ class Source:
         return to
 
     def _reduced(self, node: Any, start: str, form: str) -> Place:
-        source, *rest = node.args
-        shape, own = source.meta["val"].shape, node.meta["val"]
+        own, source = node.meta["val"], node.args[0].meta["val"]
         if not own.dtype.is_floating_point:
             refuse(node)
-        dims = [dim % len(shape) for dim in (rest[0] if rest and rest[0] else range(len(shape)))]
-        kept = [dim not in dims for dim in range(len(shape))]
-        to = self._room(own.new_empty([size if keeps else 1 for size, keeps in zip(shape, kept, strict=True)]))
-        value = Term("{0}", (self._operand(source, shape, own.dtype),), shape)
+        value = Term("{0}", (self._operand(node.args[0], source.shape, own.dtype),), source.shape)
+        return self._along(node, value, start, form).viewed(lambda meta: meta.view(own.shape))
+
+    def _along(self, node: Any, value: Term, start: str, form: str) -> Place:
+        """A value reduced along the dimensions that a node names, or all; these then have size 1."""
+        dims = node.args[1] if len(node.args) > 1 and node.args[1] else range(len(value.shape))
+        kept = [dim not in [each % len(value.shape) for each in dims] for dim in range(len(value.shape))]
+        shape = [size if keeps else 1 for size, keeps in zip(value.shape, kept, strict=True)]
+        to = self._room(torch.empty(shape, dtype=self.dtype, device="meta"))
         self.lines += reduce(to, value, kept, start, form)
-        return to.viewed(lambda meta: meta.view(own.shape))
+        return to
 
     def _sum(self, node: Any) -> Place:
         return self._reduced(node, "0", "{0} + {1}")
@@ -187,6 +198,21 @@ class Source:
         value = node.meta["val"]
         count = node.args[0].meta["val"].numel() // value.numel()
         return Term("{0} / {1}", (self._sum(node), number(count, value.dtype)), value.shape)
+
+    def _spread(self, node: Any) -> list[Place]:
+        """The variance and the mean."""
+        source, of_all = self._place(node.args[0]), node.args[0].meta["val"]
+        own = node.meta["val"][0]
+        count = of_all.numel() // own.numel()
+        shape = of_all.shape
+        total = self._along(node, Term("{0}", (source,), shape), "0", "{0} + {1}")
+        mean = self._room(total.meta)
+        self.lines += assign(mean, Term("{0} / {1}", (total, number(count, self.dtype)), mean.meta.shape))
+        squares = self._along(node, Term("square({0} - {1})", (source, mean), shape), "0", "{0} + {1}")
+        variance = self._room(total.meta)
+        freedom = number(max(count - node.kwargs.get("correction", 1), 0), self.dtype)
+        self.lines += assign(variance, Term("{0} / {1}", (squares, freedom), mean.meta.shape))
+        return [place.viewed(lambda meta: meta.view(own.shape)) for place in (variance, mean)]
 
     def _largest(self, node: Any) -> Place:
         return self._reduced(node, "-INFINITY", "larger({0}, {1})")
@@ -214,6 +240,10 @@ class Source:
         value = node.meta["val"]
         return Term(number(node.args[1], value.dtype), (), value.shape)
 
+    def _empty(self, node: Any) -> Term:
+        """Whatever it holds, somebody fills it first."""
+        return Term("0", (), node.meta["val"].shape)
+
     def _number(self, node: Any) -> Term:
         return Term(number(node.args[0], node.meta["val"].dtype), (), node.meta["val"].shape)
 
@@ -237,11 +267,15 @@ _SPECIAL: dict[Any, Callable[[Source, Any], Any]] = {
     aten.sum: Source._sum,
     aten.mean: Source._mean,
     aten.amax: Source._largest,
+    aten.var_mean: Source._spread,
     aten.where: Source._where,
     aten.pow: Source._power,
     aten.clamp: Source._clamped,
     aten.full: Source._filled,
     aten.full_like: Source._filled,
+    aten.fill: Source._filled,
+    aten.empty_like: Source._empty,
+    aten.empty_permuted: Source._empty,
     aten.scalar_tensor: Source._number,
     aten.cat: Source._joined,
     aten.split: Source._pieces,

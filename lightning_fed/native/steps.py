@@ -35,6 +35,7 @@ VECTOR(2) VECTOR(4) VECTOR(8)
 #define LOAD(n, from, skip) (*(const V##n *)(&(from) + skip))
 #define STORE(n, to, skip, value) (*(V##n *)(&(to) + skip) = value)
 #define FN(name) name%(suffix)s
+static inline T square(T a) { return a * a; }
 static inline T relu(T a) { return a < 0 ? 0 : a; }
 static inline T larger(T a, T b) { return a > b || a != a ? a : b; }
 static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }

@@ -9,7 +9,7 @@ import torch
 from modules import quiet_trainer
 from problems import every_algorithm
 from pytorch_lightning.callbacks import ModelCheckpoint
-from stacks import TOLERANCE, Smooth, data, fit, memories
+from stacks import TOLERANCE, Smooth, assert_engines_agree, data, fit, memories
 from torch import Tensor
 
 from lightning_fed import FederatedServer
@@ -19,20 +19,6 @@ from lightning_fed.local.questions import Answers, Questions
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.sampling import Bernoulli
 from lightning_fed.transforms import TopK
-
-
-def assert_engines_agree(algorithm: Algorithm, tolerance: float = TOLERANCE, **kwargs: Any) -> None:
-    model = kwargs.pop("model", {})
-    one_by_one, first = fit("sequential", algorithm, Smooth(**model), **kwargs)
-    stacked, second = fit("vectorized", algorithm, Smooth(**model), **kwargs)
-    expected, found = memories(one_by_one), memories(stacked)
-    assert expected.keys() == found.keys()
-    for name, value in expected.items():
-        assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=tolerance), name
-    timeless = {k: v for k, v in first.callback_metrics.items() if k != "federated/seconds"}
-    assert {"train_loss", "train_acc", "confidence", "two"} <= timeless.keys()
-    for name, value in timeless.items():
-        assert float(second.callback_metrics[name]) == pytest.approx(float(value), abs=1e-6, rel=1e-6), name
 
 
 @every_algorithm
@@ -91,13 +77,6 @@ def test_frozen_parameters_are_shared_and_stay() -> None:
     assert torch.equal(trainer.lightning_module.net[0].weight, Frozen().net[0].weight)
 
 
-def test_compiled_steps_give_the_same_numbers() -> None:
-    one_by_one, _ = fit("sequential", FedADMM(), Smooth())
-    stacked, _ = fit("vectorized", FedADMM(), Smooth(), compile=True)
-    expected, found = memories(one_by_one), memories(stacked)
-    assert all(torch.allclose(found[name], expected[name], rtol=0, atol=TOLERANCE) for name in expected)
-
-
 def test_a_compiler_that_fails_or_errs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one, _ = fit("sequential", FedADMM(), Smooth())
 
@@ -107,6 +86,7 @@ def test_a_compiler_that_fails_or_errs_is_not_used(monkeypatch: pytest.MonkeyPat
     def errs(graph: Any, inputs: Any) -> Any:
         return lambda *args: [out + 1e-3 for out in graph(*args)]
 
+    monkeypatch.setattr("lightning_fed.local.graphs.Steps", refuses)
     for compiler in (refuses, errs):
         monkeypatch.setattr("torch._inductor.compile", compiler)
         stacked, _ = fit("vectorized", FedADMM(), Smooth(), compile=True)
