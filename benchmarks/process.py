@@ -32,6 +32,12 @@ def machine_seconds() -> float:
     return (int(user) + int(nice) + int(system)) / TICK
 
 
+def available_memory() -> int:
+    """Bytes that could be had without swapping."""
+    lines = _read(PROC / "meminfo").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+
+
 def identity(pid: int) -> tuple[int, str]:
     """Of a process, not of another that gets its number later: with the time when it was started."""
     return pid, "".join(_read(PROC / str(pid) / "stat").rpartition(")")[2].split()[19:20])

@@ -1,7 +1,8 @@
 """Ours against a hand-written loop, a Trainer per client, and other frameworks: python benchmarks/run.py [--quick]
 
-Every contestant runs in a process and an environment of its own; they take turns, one round each, so that a slow spell
-of the machine hits all. Start-up is imports, data, and what the first round takes more than the others.
+Every contestant runs in a process and an environment of its own; as many as fit into memory take turns, one round each,
+so that a slow spell of the machine hits all. Start-up is imports, data, and what the first round takes more than
+the others.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any
 
 import report
 from field import CONTESTANTS, DISTURBED, Contestant, FailedError, Player, machine
+from process import available_memory
 from venvs import UnavailableError
 from workloads import WORKLOADS, Workload, prepare
 
 RESULTS = Path(__file__).parent / "results"
 TICKS = 0.03  # seconds, by which the machine's own account is wrong
+ROOM = 6 * 2**30  # bytes of memory, without which no other contestant begins
 LONG = 10  # seconds, beside which it does not matter that a round is the first
 
 
@@ -57,20 +60,41 @@ def compete(
 ) -> dict[str, dict[str, Any]]:
     """What each contestant needs for a round, or why it cannot play."""
     print(f"{workload.name}: {workload.describe()}", flush=True)
-    rows: dict[str, dict[str, Any]] = {}
-    players: list[Player] = []
-    for contestant in field:
-        rows[contestant.name] = row = {"method": contestant.method, "rounds": []}
+    rows: dict[str, dict[str, Any]] = {c.name: {"method": c.method, "rounds": []} for c in field}
+    waiting = list(field)
+    while waiting:
+        players: list[Player] = []
         try:
-            player = Player(contestant, workload, patience)
-            row["versions"], row["first"] = player.versions, player.play()
-            row["ready"] = player.seconds_to_ready
-            players.append(player)
-            _tell(contestant.name, "first round", row["first"])
-        except (UnavailableError, FailedError) as error:
-            _fail(row, contestant.name, error)
+            while waiting and (not players or available_memory() > ROOM):
+                players += _started(waiting.pop(0), workload, patience, rows)
+            _play(players, rows, repeats, seconds)
+        finally:
+            for player in players:
+                player.stop()
+    return rows
+
+
+def _started(
+    contestant: Contestant, workload: Workload, patience: float, rows: dict[str, dict[str, Any]]
+) -> list[Player]:
+    """The player, after its first round; nobody if it cannot play."""
+    row = rows[contestant.name]
+    try:
+        player = Player(contestant, workload, patience)
+        row["versions"], row["first"] = player.versions, player.play()
+    except (UnavailableError, FailedError) as error:
+        _fail(row, contestant.name, error)
+        return []
+    row["ready"] = player.seconds_to_ready
+    _tell(contestant.name, "first round", row["first"])
+    return [player]
+
+
+def _play(players: list[Player], rows: dict[str, dict[str, Any]], repeats: int, seconds: float) -> None:
+    """Rounds in turn, and what comes of them."""
+    able = list(players)
     for _ in range(repeats):
-        for player in list(players):
+        for player in list(able):
             name = player.contestant.name
             row = rows[name]
             if sum(turn["wall"] for turn in counted(player.contestant, row)) > seconds:
@@ -80,18 +104,16 @@ def compete(
                 _tell(name, "round", row["rounds"][-1])
             except FailedError as error:
                 _fail(row, name, error)
-                players.remove(player)
-    for player in players:
+                able.remove(player)
+    for player in able:
         row = rows[player.contestant.name]
         row["peak"] = player.peak
-        player.stop()
         rounds = undisturbed(counted(player.contestant, row))
         row["count"] = len(rounds)
         for clock in ("wall", "cpu"):
             row[clock] = statistics.median(turn[clock] for turn in rounds)
         row["others"] = sum(turn["others"] for turn in rounds) / sum(turn["wall"] for turn in rounds)
         row["start_up"] = row["ready"] + max(0.0, row["first"]["wall"] - row["wall"])
-    return rows
 
 
 def counted(contestant: Contestant, row: dict[str, Any]) -> list[dict[str, float]]:

@@ -129,9 +129,9 @@ def _compiled(function: Graph, inputs: Sequence[Tensor]) -> Any:
 
 
 def _in_c(function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> Any:
-    m = len(client[0])
+    m, count = len(client[0]), len(varying[0]) // len(client[0])
     own = [rows[:FEW].clone() for rows in client]
-    steps = [part.view(m, -1, *part.shape[1:])[:FEW, :FEW].clone() for part in varying]
+    steps = [part.view(m, count, *part.shape[1:])[:FEW, :FEW].clone() for part in varying]
     try:
         code = Steps(function, [rows[:1] for rows in own], [_copy(t) for t in shared], [part[0, 0] for part in steps])
         each = range(len(own[0]))

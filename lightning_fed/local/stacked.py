@@ -22,7 +22,7 @@ from lightning_fed.local.plan import Block, Blocks, Plan
 from lightning_fed.local.questions import Answers, Questions
 from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
-from lightning_fed.native.loops import LANES
+from lightning_fed.native.products import LANES
 from lightning_fed.vector import Layout
 
 #: Every so many stacks, this many samples of a block are looked at together.
@@ -199,7 +199,7 @@ class _Run:
             return None
         self._heed_signals()
         results = parts.after(code(*given), self.shared, prepared)
-        return outline, [r.reshape(self.m, -1, *r.shape[2:]).transpose(0, 1) for r in results]
+        return outline, [r.reshape(self.m, block.steps, *r.shape[2:]).transpose(0, 1) for r in results]
 
     def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
         """Plain gradient steps on the question."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lightning_fed.cache import default_cache
 
-_FLAGS = ["-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC"]
+_FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC"]
 
 
 @cache

@@ -13,7 +13,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_fed.local.simplify import is_view
-from lightning_fed.native.loops import TYPES, Place, Term, assign, product, reduce
+from lightning_fed.native.loops import TYPES, Place, Term, assign, reduce
+from lightning_fed.native.products import call, function
 
 aten = torch.ops.aten
 
@@ -46,6 +47,15 @@ _EVERY = {
     aten.maximum: "larger({0}, {1})",
     aten.minimum: "smaller({0}, {1})",
 }
+#: Powers that torch takes in a way of their own.
+_POWERS = {
+    0.5: "FN(sqrt)({0})",
+    2: "square({0})",
+    3: "cube({0})",
+    -0.5: "1 / FN(sqrt)({0})",
+    -1: "1 / {0}",
+    -2: "1 / square({0})",
+}
 _COPIES = {aten.clone, aten._to_copy}
 _COMPARISONS = {aten.eq: "==", aten.ne: "!=", aten.lt: "<", aten.le: "<=", aten.gt: ">", aten.ge: ">="}
 _LOGIC = {
@@ -70,6 +80,7 @@ class Source:
 
     def __init__(self, graph: GraphModule) -> None:
         self.lines: list[str] = []
+        self.functions: list[list[str]] = []
         self.scratch: list[Place] = []
         self.constants: list[Tensor] = []
         self.inputs: list[Place] = []
@@ -78,8 +89,10 @@ class Source:
         self._values: dict[Node, Any] = {}
         for node in graph.graph.nodes:
             self._take(graph, node)
-            if len(self.lines) > MOST_LINES:
+            if len(self.lines) + sum(map(len, self.functions)) > MOST_LINES:
                 raise NoCodeError("it would be too long")
+        if (self.outputs[0].meta.shape, self.outputs[0].meta.dtype) != (self.inputs[0].meta.shape, self.dtype):
+            raise NoCodeError("the next model is not like the model")
         if sum(place.meta.nbytes for place in [self.inputs[0], self.outputs[0], *self.scratch]) > MOST_BYTES:
             raise NoCodeError("the model and what is made on the way are too large")
 
@@ -126,15 +139,19 @@ class Source:
             refuse(node)
         if alpha != 1:
             form = form.replace("{1}", f"{number(alpha, dtype)} * {{1}}")
+        if len(args) > len(set(args)) and isinstance(args[0], Node):
+            self._place(args[0])  # rather than to compute it twice
         return Term(form, tuple(self._operand(arg, shape, dtype) for arg in args), shape)
 
     def _operand(self, arg: Any, shape: torch.Size, dtype: torch.dtype) -> Place | Term | str:
         if not isinstance(arg, Node):
             return number(arg, dtype)
-        value = self._values[arg]
+        value: Place | Term = self._values[arg]
         if isinstance(value, Term) and (value.shape != shape or len(arg.users) > 1):
             value = self._place(arg)
-        return value if arg.meta["val"].dtype == dtype else Term(f"({TYPES[dtype]}){{0}}", (value,), shape)
+        if arg.meta["val"].dtype == dtype:
+            return value
+        return Term("{0} != 0" if dtype == torch.bool else f"({TYPES[dtype]}){{0}}", (value,), shape)
 
     def _copied(self, source: Node, node: Node | None = None) -> Term:
         value = (node or source).meta["val"]
@@ -166,19 +183,19 @@ class Source:
         return self.scratch[-1]
 
     def _product(self, node: Any) -> Place:
-        to, (a, b) = self._new(node), (self._place(arg) for arg in node.args)
+        self._floating(node)
+        name, places = f"p{len(self.functions)}", [self._new(node), *(self._place(arg) for arg in node.args)]
+        self.functions.append(function(name, *places))
+        self.lines.append(call(name, *places))
+        return places[0]
 
-        def turned(matrix: Place) -> tuple[Place, list[str]]:
-            copy = self._room(matrix.meta)
-            return copy, assign(copy, Term("{0}", (matrix,), matrix.meta.shape))
-
-        self.lines += product(to, a, b, turned)
-        return to
+    def _floating(self, node: Any) -> Tensor:
+        """A node's numbers, which must not be whole."""
+        value: Tensor = node.meta["val"]
+        return value if value.dtype.is_floating_point else refuse(node)
 
     def _reduced(self, node: Any, start: str, form: str) -> Place:
-        own, source = node.meta["val"], node.args[0].meta["val"]
-        if not own.dtype.is_floating_point:
-            refuse(node)
+        own, source = self._floating(node), node.args[0].meta["val"]
         value = Term("{0}", (self._operand(node.args[0], source.shape, own.dtype),), source.shape)
         return self._along(node, value, start, form).viewed(lambda meta: meta.view(own.shape))
 
@@ -225,12 +242,13 @@ class Source:
 
     def _power(self, node: Any) -> Term:
         source, exponent = node.args
-        if exponent != 2 or not isinstance(source, Node):
-            return self._term(node, "FN(pow)({0}, {1})", node.meta["val"].dtype)
-        return Term("{0} * {0}", (self._place(source),), node.meta["val"].shape)
+        value = self._floating(node)
+        if not isinstance(source, Node) or isinstance(exponent, Node) or exponent not in _POWERS:
+            return self._term(node, "FN(pow)({0}, {1})", value.dtype)
+        return Term(_POWERS[exponent], (self._operand(source, value.shape, value.dtype),), value.shape)
 
     def _clamped(self, node: Any) -> Term:
-        value = node.meta["val"]
+        value = self._floating(node)
         source, least, most = (*node.args, None, None)[:3]
         form = "{0}" if least is None else f"larger({{0}}, {number(least, value.dtype)})"
         form = form if most is None else f"smaller({form}, {number(most, value.dtype)})"
@@ -289,7 +307,8 @@ def number(value: Any, dtype: torch.dtype) -> str:
     if not isinstance(value, bool | int | float):
         raise NoCodeError(f"{value!r} is no number")
     if math.isfinite(value):
-        return f"(({TYPES[dtype]}){float(value)!r})" if dtype.is_floating_point else f"{int(value)}"
+        whole = bool(value) if dtype == torch.bool else value
+        return f"(({TYPES[dtype]}){float(value)!r})" if dtype.is_floating_point else f"{int(whole)}"
     return "NAN" if math.isnan(value) else f"({'-' if value < 0 else ''}INFINITY)"
 
 

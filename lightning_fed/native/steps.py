@@ -36,9 +36,26 @@ VECTOR(2) VECTOR(4) VECTOR(8)
 #define STORE(n, to, skip, value) (*(V##n *)(&(to) + skip) = value)
 #define FN(name) name%(suffix)s
 static inline T square(T a) { return a * a; }
+static inline T cube(T a) { return a * a * a; }
 static inline T relu(T a) { return a < 0 ? 0 : a; }
 static inline T larger(T a, T b) { return a > b || a != a ? a : b; }
 static inline T smaller(T a, T b) { return a < b || a != a ? a : b; }
+"""
+
+_FUSING = """
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+"""
+_NOT_FUSING = """
+#ifdef __clang__
+#pragma clang fp contract(off)
+#else
+#pragma GCC pop_options
+#endif
 """
 
 #: Operators that torch takes apart where C knows only the parts.
@@ -111,6 +128,9 @@ def text(source: Source, kinds: Sequence[str]) -> str:
     return "\n".join(
         [
             _HEAD % {"type": model, "suffix": "##f" if model == "float" else ""},
+            _FUSING,
+            *(line for lines in source.functions for line in lines),
+            _NOT_FUSING,
             "void run(void **at, size_t first, size_t last, size_t steps) {",
             f"_Alignas(64) T now[{size}], next[{size}];",
             *(f"_Alignas(64) {place.type} {place.name}[{place.meta.numel()}];" for place in source.scratch),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
 import torch
@@ -17,8 +17,12 @@ def spread(work: Callable[[int, int], None], size: int, share: int = 1) -> None:
     if part >= size:
         return work(0, size)
     parts = [(first, min(first + part, size)) for first in range(0, size, part)]
-    for done in [_pool(os.getpid(), threads).submit(work, *part) for part in parts]:
-        done.result()
+    doing = [_pool(os.getpid(), threads).submit(work, *part) for part in parts]
+    try:
+        for each in doing:
+            each.result()
+    finally:
+        wait(doing)  # an interrupt must not take away the memory they work on
 
 
 @cache
