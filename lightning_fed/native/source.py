@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_fed.local.simplify import is_view
 from lightning_fed.native.loops import TYPES, Place, Term, assign, reduce
+from lightning_fed.native.operators import COMPARISONS, COPIES, EVERY, LOGIC, POWERS
 from lightning_fed.native.products import call, function
 
 aten = torch.ops.aten
@@ -22,50 +23,6 @@ aten = torch.ops.aten
 MOST_BYTES = 2**20
 #: Lines of code: more take long to compile.
 MOST_LINES = 10_000
-
-#: Operators that treat every number on its own.
-_EVERY = {
-    aten.add: "{0} + {1}",
-    aten.sub: "{0} - {1}",
-    aten.mul: "{0} * {1}",
-    aten.div: "{0} / {1}",
-    aten.neg: "-{0}",
-    aten.reciprocal: "1 / {0}",
-    aten.relu: "relu({0})",
-    aten.abs: "FN(fabs)({0})",
-    aten.exp: "FN(exp)({0})",
-    aten.log: "FN(log)({0})",
-    aten.expm1: "FN(expm1)({0})",
-    aten.log1p: "FN(log1p)({0})",
-    aten.sqrt: "FN(sqrt)({0})",
-    aten.rsqrt: "1 / FN(sqrt)({0})",
-    aten.sin: "FN(sin)({0})",
-    aten.cos: "FN(cos)({0})",
-    aten.tanh: "FN(tanh)({0})",
-    aten.erf: "FN(erf)({0})",
-    aten.sigmoid: "1 / (1 + FN(exp)(-{0}))",
-    aten.maximum: "larger({0}, {1})",
-    aten.minimum: "smaller({0}, {1})",
-}
-#: Powers that torch takes in a way of their own.
-_POWERS = {
-    0.5: "FN(sqrt)({0})",
-    2: "square({0})",
-    3: "cube({0})",
-    -0.5: "1 / FN(sqrt)({0})",
-    -1: "1 / {0}",
-    -2: "1 / square({0})",
-}
-_COPIES = {aten.clone, aten._to_copy}
-_COMPARISONS = {aten.eq: "==", aten.ne: "!=", aten.lt: "<", aten.le: "<=", aten.gt: ">", aten.ge: ">="}
-_LOGIC = {
-    aten.logical_and: "{0} && {1}",
-    aten.logical_or: "{0} || {1}",
-    aten.logical_not: "!{0}",
-    aten.bitwise_and: "{0} && {1}",
-    aten.bitwise_or: "{0} || {1}",
-    aten.bitwise_not: "!{0}",
-}
 
 
 class NoCodeError(Exception):
@@ -118,15 +75,15 @@ class Source:
         packet = node.target.overloadpacket
         if packet in _SPECIAL:
             return _SPECIAL[packet](self, node)
-        if packet in _COMPARISONS:
+        if packet in COMPARISONS:
             numbers = [arg.meta["val"] if isinstance(arg, Node) else arg for arg in node.args]
-            return self._term(node, f"{{0}} {_COMPARISONS[packet]} {{1}}", torch.result_type(*numbers))
-        if packet in _LOGIC and node.meta["val"].dtype == torch.bool:
-            return self._term(node, _LOGIC[packet], torch.bool)
-        if packet in _COPIES:
+            return self._term(node, f"{{0}} {COMPARISONS[packet]} {{1}}", torch.result_type(*numbers))
+        if packet in LOGIC and node.meta["val"].dtype == torch.bool:
+            return self._term(node, LOGIC[packet], torch.bool)
+        if packet in COPIES:
             return self._copied(node.args[0], node)
-        if packet in _EVERY and node.meta["val"].dtype.is_floating_point:
-            return self._term(node, _EVERY[packet], node.meta["val"].dtype)
+        if packet in EVERY and node.meta["val"].dtype.is_floating_point:
+            return self._term(node, EVERY[packet], node.meta["val"].dtype)
         if is_view(node) and node.target not in (aten.as_strided.default, aten.view.dtype):
             return self._view(node)
         refuse(node)
@@ -243,9 +200,9 @@ class Source:
     def _power(self, node: Any) -> Term:
         source, exponent = node.args
         value = self._floating(node)
-        if not isinstance(source, Node) or isinstance(exponent, Node) or exponent not in _POWERS:
+        if not isinstance(source, Node) or isinstance(exponent, Node) or exponent not in POWERS:
             return self._term(node, "FN(pow)({0}, {1})", value.dtype)
-        return Term(_POWERS[exponent], (self._operand(source, value.shape, value.dtype),), value.shape)
+        return Term(POWERS[exponent], (self._operand(source, value.shape, value.dtype),), value.shape)
 
     def _clamped(self, node: Any) -> Term:
         value = self._floating(node)

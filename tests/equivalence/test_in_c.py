@@ -14,6 +14,7 @@ from stacks import TOLERANCE, Smooth, assert_engines_agree, fit
 from torch import Tensor, nn
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
+from lightning_fed.native.operators import EVERY
 from lightning_fed.native.steps import Steps
 from lightning_fed.sampling import Bernoulli
 
@@ -116,9 +117,7 @@ def test_what_cannot_be_written_in_c_is_trained_otherwise(calls: list[int], capl
 
 @needs_compiler
 def test_code_that_errs_is_not_used(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
-    from lightning_fed.native import source
-
-    monkeypatch.setitem(source._EVERY, torch.ops.aten.exp, "FN(exp)({0}) + 1e-3")
+    monkeypatch.setitem(EVERY, torch.ops.aten.exp, "FN(exp)({0}) + 1e-3")
     monkeypatch.setattr("torch._inductor.compile", lambda *_: None)
     assert_engines_agree(FedADMM(eta=0.5), compile=True)
     assert len(calls) == 1  # the comparison

@@ -1,0 +1,62 @@
+"""Steps in C beside the same steps in torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fed.native.steps import Steps
+
+Step = Callable[..., list[Tensor]]
+
+compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C compiler")
+each_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+def one_by_one(
+    step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+) -> list[Tensor]:
+    """What the steps of all clients leave, and the models they lead to."""
+    m, models, left = len(client[0]), [], []
+    for c in range(m):
+        x, *rest = (t[c : c + 1] for t in client)
+        for own in zip(*(part.unflatten(0, (m, -1))[c] for part in varying), strict=True):
+            x, *results = step(x, *rest, *shared, *own)
+            left.append(results)
+        models.append(x)
+    return [*(torch.stack(part) for part in zip(*left, strict=True)), torch.cat(models)]
+
+
+def in_c(step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> list[Tensor]:
+    x = client[0].clone()
+    code = Steps(step, [t[:1] for t in client], shared, [part[0] for part in varying])
+    return [*code([x, *client[1:]], shared, varying), x]
+
+
+def agree(step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> None:
+    expected = one_by_one(step, client, shared, varying)
+    found = in_c(step, client, shared, varying)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def agree_each(functions: dict[str, Callable[..., Tensor]], *inputs: Tensor, dtype: torch.dtype) -> None:
+    """Functions of the same inputs, all in one step; every one that differs is named."""
+    x, varying = torch.zeros(1, 1, dtype=dtype), [t.unsqueeze(0) for t in inputs]
+
+    def step(x: Tensor, *own: Tensor) -> list[Tensor]:
+        return [x, *(function(*own) for function in functions.values())]
+
+    wrong = []
+    *found, _ = in_c(step, [x], [], varying)
+    for (name, function), ours in zip(functions.items(), found, strict=True):
+        try:
+            torch.testing.assert_close(ours[0], function(*inputs), equal_nan=True)
+        except AssertionError:
+            wrong.append(f"{name}: {ours[0].tolist()} is not {function(*inputs).tolist()}")
+    assert not wrong, "\n".join(wrong)
