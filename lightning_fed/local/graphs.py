@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 #: Recorded functions that are kept.
 KEPT = 32
 
+#: Steps that are written in C: more are settings that change all the time, and a compiler would only hold them up.
+IN_C = 8
 #: Clients and steps that are compared with what was recorded.
 FEW = 3
 
@@ -72,10 +74,10 @@ class Graphs:
         The first steps of the first clients are compared with the function's.
         """
         whole = key, _shapes([*(t[:1] for t in client), *shared, *(t[:1] for t in varying)])
-        if whole not in self._in_c:
+        if whole not in self._in_c and len(self._in_c) < IN_C:
             with torch.inference_mode(False), torch.no_grad():
-                _keep(self._in_c, whole, _in_c(function, client, shared, varying))
-        return self._in_c[whole]
+                self._in_c[whole] = _in_c(function, client, shared, varying)
+        return self._in_c.get(whole)
 
 
 def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:

@@ -9,31 +9,35 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from lightning_fed.cache import default_cache
 
+#: Seconds after which a compiler is taken for stuck.
+PATIENCE = 120
 _FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fopenmp-simd", "-fno-math-errno", "-shared", "-fPIC"]
 
 
 @cache
 def built(source: str) -> ctypes.CDLL:
-    """The library of a source; raises OSError or CalledProcessError if nothing can be compiled."""
+    """The library of a source; raises OSError or SubprocessError if nothing can be compiled."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise OSError("there is no C compiler")
     key = hashlib.sha256("\n".join([source, compiler, *_FLAGS, _processor()]).encode()).hexdigest()
     folder = default_cache() / "native"
     library = folder / f"{key}.so"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as room:
-            code, made = Path(room) / "steps.c", Path(room) / "steps.so"
-            code.write_text(source)
-            command = [compiler, *_FLAGS, str(code), "-o", str(made), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            made.replace(library)  # at once: others may be looking for it
+    with suppress(OSError):  # there is none, or it is damaged
+        return ctypes.CDLL(str(library))
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as room:
+        code, made = Path(room) / "steps.c", Path(room) / "steps.so"
+        code.write_text(source)
+        command = [compiler, *_FLAGS, str(code), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+        made.replace(library)  # at once: others may be looking for it
     return ctypes.CDLL(str(library))
 
 

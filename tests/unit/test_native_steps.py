@@ -229,6 +229,24 @@ def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @needs_compiler
+def test_what_is_damaged_is_compiled_again(tmp_path: Path) -> None:
+    source = "int three(void) { return 3; }"
+    assert build.built.__wrapped__(source).three() == 3
+    (library,) = (tmp_path / "cache" / "native").iterdir()
+    library.unlink()  # it is still mapped: to write into it would change what is running
+    library.write_text("not a library")
+    assert build.built.__wrapped__(source).three() == 3
+
+
+@needs_compiler
+def test_settings_that_change_all_the_time_are_not_compiled_for_ever() -> None:
+    graphs, given = Graphs(compile=False), ([torch.ones(1, 2)], [], [torch.ones(1)])
+    made = [graphs.in_c(key, lambda x, a: [x + a], *given) is not None for key in range(10)]
+    assert made == [True] * 8 + [False] * 2
+    assert graphs.in_c(0, lambda x, a: [x + a], *given) is not None
+
+
+@needs_compiler
 def test_many_may_compile_the_same_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         libraries = list(pool.map(build.built.__wrapped__, ["int three(void) { return 3; }"] * 4))
