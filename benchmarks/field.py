@@ -20,7 +20,8 @@ from venvs import interpreter
 from workloads import CACHE, Workload
 
 HERE = Path(__file__).parent
-SAMPLING = 0.2  # seconds between looks at the memory
+SAMPLING = 0.2  # seconds between looks at the memory, which take up to
+LOOKING = 0.02  # of the time
 DISTURBED = 0.25  # cores in use by others, above which a round is not trusted
 
 
@@ -135,10 +136,12 @@ class Player:
         lines: list[str] = []
         listener = threading.Thread(target=lambda: lines.append(_open(self.process.stdout).readline()), daemon=True)
         listener.start()
-        until = time.monotonic() + self.patience
+        until, pause = time.monotonic() + self.patience, SAMPLING
         while listener.is_alive() and time.monotonic() < until:
-            listener.join(SAMPLING)
+            listener.join(pause)
+            began = time.perf_counter()
             self.peak = max(self.peak, memory(self.process.pid), peak_memory(self.process.pid))
+            pause = max(SAMPLING, (time.perf_counter() - began) / LOOKING)
         if listener.is_alive():
             self.stop()
             raise FailedError(f"took more than {self.patience:.0f} s")
