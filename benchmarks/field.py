@@ -49,7 +49,9 @@ PEERS = ("Flower", "pfl-research", "FedLab")
 CONTESTANTS = (
     Contestant(LOOPS[1], "loop", options=TWO),
     Contestant("ours", "ours", workloads=SMALL, options={**ONE, "compile": False}),
-    Contestant("ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True}),
+    Contestant(
+        "ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True, "workers": 2}
+    ),
     Contestant("ours", "ours", workloads=LARGE, options=ONE),
     Contestant("ours, 2 workers", "ours", workloads=LARGE, options={**ONE, "workers": 2}),
     Contestant("FedLab", "fedlab", "FedAvg", environment="fedlab", options=ONE),

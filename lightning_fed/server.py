@@ -72,7 +72,8 @@ class FederatedServer(FederatedCallback):
             side by side where that is faster and the module allows it.
         compile: write the steps of a stack in C, or have torch compile them; ``auto`` if the run is long enough to pay
             for it.
-        workers: processes that share the clients which are trained one by one, each with one thread.
+        workers: processes that share the clients which are trained one by one, each with one thread; threads, where
+            steps are written in C.
     """
 
     def __init__(

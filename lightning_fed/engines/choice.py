@@ -105,7 +105,7 @@ class Choice:
     Args:
         asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
         compile: whether stacked steps are compiled; ``auto`` where the whole run is long enough to pay for it.
-        workers: processes for clients that are trained one by one.
+        workers: processes for clients that are trained one by one, threads for those whose steps are written in C.
     """
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
@@ -155,14 +155,15 @@ class Choice:
         reason = reason or impossible(trainer, server, layout.dtype)
         if reason is None:
             saved = self._saved(trainer, server, len(cohort))
-            stacked = StackedLocal(trainer, layout, saved > COMPILE_SECONDS, in_c=saved > C_SECONDS)
+            stacked = StackedLocal(trainer, layout, saved > COMPILE_SECONDS, saved > C_SECONDS, self.workers)
             try:
                 try_out(stacked, server, cohort)
             except UnfitError as error:
                 reason = str(error)
             else:
                 how = ", compiled" if stacked.in_c or stacked.graphs.compile else ""
-                rest = f"; workers={self.workers} are for clients trained one by one" if self.workers > 1 else ""
+                alone = self.workers > 1 and not stacked.in_c
+                rest = f"; workers={self.workers} are for clients trained one by one" if alone else ""
                 rank_zero_info(f"Clients are trained side by side{how}{rest}.")
                 return stacked
         if self.asked == "vectorized":

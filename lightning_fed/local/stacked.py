@@ -36,10 +36,13 @@ class StackedLocal:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
         compile: let torch's compiler make machine code of recorded steps.
         in_c: write steps in C first, as far as they can be.
+        threads: that share clients whose steps are written in C, if torch has not more.
     """
 
-    def __init__(self, trainer: pl.Trainer, layout: Layout, compile: bool = False, in_c: bool = False) -> None:
-        self.trainer, self.layout = trainer, layout
+    def __init__(
+        self, trainer: pl.Trainer, layout: Layout, compile: bool = False, in_c: bool = False, threads: int = 1
+    ) -> None:
+        self.trainer, self.layout, self.threads = trainer, layout, threads
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs(compile)
@@ -198,7 +201,7 @@ class _Run:
             self.in_c = self.local.in_c = False
             return None
         self._heed_signals()
-        results = parts.after(code(*given), self.shared, prepared)
+        results = parts.after(code(*given, self.local.threads), self.shared, prepared)
         return outline, [r.reshape(self.m, block.steps, *r.shape[2:]).transpose(0, 1) for r in results]
 
     def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:

@@ -101,7 +101,9 @@ class Steps:
         self._constants = source.constants
         self._results = [place.meta for place in source.outputs[1:]]
 
-    def __call__(self, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(
+        self, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor], threads: int = 1
+    ) -> list[Tensor]:
         """The results (m * T, ...) of T steps of m clients, one client after another; their models move on."""
         x, steps = client[0], len(varying[0]) // len(client[0])
         results = [x.new_empty((len(varying[0]), *meta.shape), dtype=meta.dtype) for meta in self._results]
@@ -110,7 +112,7 @@ class Steps:
         table = (ctypes.c_void_p * (1 + len(given) + len(self._constants) + len(results)))(
             *(t.data_ptr() for t in (x, *given, *self._constants, *results))
         )
-        spread(lambda first, last: self._run(table, first, last, steps), len(x))
+        spread(lambda first, last: self._run(table, first, last, steps), len(x), least=threads)
         return results
 
 

@@ -10,9 +10,9 @@ from functools import cache
 import torch
 
 
-def spread(work: Callable[[int, int], None], size: int, share: int = 1) -> None:
-    """Parts of the work, multiples of a share, for torch's threads; the results do not depend on how many there are."""
-    threads = torch.get_num_threads()
+def spread(work: Callable[[int, int], None], size: int, share: int = 1, least: int = 1) -> None:
+    """Parts of the work, multiples of a share, for torch's threads or at ``least`` so many; no result depends on that."""
+    threads = max(least, torch.get_num_threads())
     part = -(-size // (threads * share)) * share
     if part >= size:
         return work(0, size)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from modules import Net
 from problems import every_algorithm
-from stacks import TOLERANCE, Smooth, assert_engines_agree, fit
+from stacks import TOLERANCE, Smooth, assert_engines_agree, fit, memories
 from torch import Tensor, nn
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
@@ -62,6 +62,14 @@ def test_plain_steps_are_written_in_c(algorithm: Algorithm, calls: list[int]) ->
 def test_all_settings_give_the_same_numbers(options: dict[str, Any], calls: list[int]) -> None:
     assert_engines_agree(FedADMM(eta=0.5), compile=True, **options)
     assert calls
+
+
+@needs_compiler
+def test_workers_are_threads_and_change_no_bit(calls: list[int]) -> None:
+    ends = [fit("vectorized", FedADMM(), Smooth(), compile=True, workers=workers)[0] for workers in (1, 2)]
+    assert calls
+    first, second = map(memories, ends)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @needs_compiler
