@@ -11,7 +11,7 @@ import torch
 
 
 def spread(work: Callable[[int, int], None], size: int, share: int = 1, least: int = 1) -> None:
-    """Parts of the work, multiples of a share, for torch's threads or at ``least`` so many; no result depends on that."""
+    """Parts of the work, multiples of a share, for torch's threads or at ``least`` so many: no result depends on it."""
     threads = max(least, torch.get_num_threads())
     part = -(-size // (threads * share)) * share
     if part >= size:
