@@ -26,7 +26,11 @@ SWEEPS: dict[str, tuple[str, tuple[int, ...]]] = {
     "parameters": ("hidden", (8, 32, 128, 512, 2_048)),
     "local steps": ("steps", (5, 20, 80, 320)),
 }
-ENGINES = ("sequential", "vectorized")
+ENGINES: dict[str, dict[str, Any]] = {
+    "one by one": {"engine": "sequential"},
+    "side by side": {"engine": "vectorized", "compile": False},
+    "compiled": {"engine": "vectorized", "compile": True},
+}
 PATIENCE = 600.0
 
 
@@ -56,9 +60,7 @@ def size(name: str, value: int) -> int:
 
 def measure(workload: Workload, engine: str, repeats: int) -> dict[str, float]:
     """Medians after a first round, and the peak of them all."""
-    player = Player(
-        Contestant(engine, "ours", options={"threads": 1, "engine": engine, "compile": False}), workload, PATIENCE
-    )
+    player = Player(Contestant(engine, "ours", options={"threads": 1, **ENGINES[engine]}), workload, PATIENCE)
     player.play()
     rounds = [player.play() for _ in range(repeats)]
     player.stop()
