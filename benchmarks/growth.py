@@ -94,7 +94,7 @@ def chart(points: list[dict[str, Any]], path: Path) -> None:
             axes[0, column].loglog(values, [p["wall"] for p in own], "o-", label=engine)
             axes[1, column].semilogx(values, [p["peak"] / 1e6 for p in own], "o-", label=engine)
         axes[1, column].set_xlabel(sweep)
-        axes[1, column].set_ylim(bottom=0)
+    axes[1, 0].set_ylim(bottom=0)
     axes[0, 0].set_ylabel("seconds per round")
     axes[1, 0].set_ylabel("peak memory, MB")
     axes[0, 0].legend()
