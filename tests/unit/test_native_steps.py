@@ -247,6 +247,17 @@ def test_settings_that_change_all_the_time_are_not_compiled_for_ever() -> None:
 
 
 @needs_compiler
+def test_code_serves_any_number_of_clients_and_steps_however_they_lie_in_memory() -> None:
+    graphs = Graphs(compile=False)
+    made = {
+        graphs.in_c("key", lambda x, a: [x + a], [torch.ones(m, 2)], [], [torch.ones(2, m * t).t()])
+        for m, t in ((1, 1), (2, 3), (5, 4))
+    }
+    assert len(made) == 1
+    assert made != {None}
+
+
+@needs_compiler
 def test_many_may_compile_the_same_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         libraries = list(pool.map(build.built.__wrapped__, ["int three(void) { return 3; }"] * 4))
