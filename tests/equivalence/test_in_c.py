@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from c_steps import needs_compiler
 from modules import Net
 from problems import every_algorithm
 from stacks import TOLERANCE, Smooth, assert_engines_agree, fit, memories
@@ -17,8 +17,6 @@ from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
 from lightning_fed.native.operators import EVERY
 from lightning_fed.native.steps import Steps
 from lightning_fed.sampling import Bernoulli
-
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
 @pytest.fixture
