@@ -45,6 +45,18 @@ def agree(step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varyin
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+def assert_promised(ours: Tensor, theirs: Tensor, *inputs: Tensor) -> None:
+    """Compare what C code promises: torch's numbers on finite inputs; what torch makes non-finite stays non-finite.
+
+    On infinite inputs torch's own kernels differ between processors: gelu(inf) is inf on one and nan on another.
+    """
+    given = [t for t in inputs if t.shape == theirs.shape and t.is_floating_point()]
+    infinite = torch.stack([~t.isfinite() for t in given]).any(0) if given else torch.zeros_like(theirs, dtype=bool)
+    assert not bool((infinite & ours.isfinite() & ~theirs.isfinite()).any())
+    compared = ~infinite | (ours.isfinite() & theirs.isfinite())
+    torch.testing.assert_close(ours[compared], theirs[compared], equal_nan=True)
+
+
 def agree_each(functions: dict[str, Callable[..., Tensor]], *inputs: Tensor, dtype: torch.dtype) -> None:
     """Functions of the same inputs, all in one step; every one that differs is named."""
     x, varying = torch.zeros(1, 1, dtype=dtype), [t.unsqueeze(0) for t in inputs]
@@ -56,7 +68,7 @@ def agree_each(functions: dict[str, Callable[..., Tensor]], *inputs: Tensor, dty
     *found, _ = in_c(step, [x], [], varying)
     for (name, function), ours in zip(functions.items(), found, strict=True):
         try:
-            torch.testing.assert_close(ours[0], function(*inputs), equal_nan=True)
+            assert_promised(ours[0], function(*inputs), *inputs)
         except AssertionError:
             wrong.append(f"{name}: {ours[0].tolist()} is not {function(*inputs).tolist()}")
     assert not wrong, "\n".join(wrong)
