@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, num_bytes, tree_map, wide
+from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, num_bytes, tree_map
 from lightning_fed.store import ClientId, Cost
+from lightning_fed.summation import TreeSum
 
 Step = Callable[..., Reply[Any, Any]]
 
@@ -96,7 +97,9 @@ def run_round(
     exchanges: int | None = None,
     down: Broadcast | None = None,
 ) -> Outcome:
-    """Broadcast, ask ``cohort``, sum the weighted answers in its order, step the server; again, where it takes two.
+    """Broadcast, ask ``cohort``, sum the weighted answers, step the server; again, where it takes two.
+
+    Answers are summed by a fixed binary tree over positions in the cohort: whoever gathers them gets the same bits.
 
     Answers that do not arrive are left out: the outcome holds the states of those whose did.
 
@@ -132,14 +135,14 @@ def _exchange(
         losses=dict(before.losses),
         costs=dict(before.costs),
     )
-    bytes_down, total = algorithm.bytes_down(down), None
+    bytes_down, total = algorithm.bytes_down(down), TreeSum()
     arrived: list[ClientId] = []
     waiting = list(cohort)
     last, cost = (0, 0, 0, 0), Cost()
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         part = reply if isinstance(reply, Replies) else Replies.of(reply)
         ids, waiting = waiting[: len(part.states)], waiting[len(part.states) :]
-        total = _added(total, part.message, [weights[c] * here for c, here in zip(ids, part.arrived, strict=True)])
+        total.add(part.message, [weights[cid] if here else None for cid, here in zip(ids, part.arrived, strict=True)])
         whole, models = num_bytes(part.message) // len(ids), part.x_i.unbind()
         for i, cid in enumerate(ids):
             here, sent, loss, steps = part.arrived[i], part.bytes_up[i], part.losses[i], part.steps[i]
@@ -158,7 +161,7 @@ def _exchange(
         raise ValueError(f"The engine answered for {len(cohort) - len(waiting)} of {len(cohort)} clients.")
     if not arrived:
         return outcome
-    answered = Total(total, sum(weights[cid] for cid in arrived), len(arrived), sum(weights.values()))
+    answered = Total(total.value(), sum(weights[cid] for cid in arrived), len(arrived), sum(weights.values()))
     server = algorithm.server_step(before.server, answered)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
@@ -167,19 +170,6 @@ def _exchange(
 
 def _stacked(*rows: Tensor) -> Tensor:
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
-
-
-def _added(total: Any, message: Any, weights: Sequence[float]) -> Any:
-    """The weighted sum of stacked messages, on top of ``total``, which nobody else needs, if there is one."""
-
-    def combine(leaf: Tensor, so_far: Tensor | None = None) -> Tensor:
-        if len(leaf) == 1:
-            return wide(leaf[0]) * weights[0] if so_far is None else so_far.add_(leaf[0], alpha=weights[0])
-        rows = wide(leaf)
-        share = torch.tensordot(rows.new_tensor(weights), rows, 1)
-        return share if so_far is None else so_far.add_(share)
-
-    return tree_map(combine, message) if total is None else tree_map(combine, message, total)
 
 
 def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:

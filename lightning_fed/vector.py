@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
+from lightning_fed.summation import TreeSum
+
 T = TypeVar("T")
 
 
@@ -131,8 +133,10 @@ def average_buffers(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> d
         if any(name not in buffers or buffers[name].shape != first.shape for _, buffers in pairs):
             continue  # only some clients have it
         if first.is_floating_point():
-            mean = sum(weight / total * buffers[name].double() for weight, buffers in pairs)
-            merged[name] = torch.as_tensor(mean).to(first)
+            mean = TreeSum()
+            for weight, buffers in pairs:
+                mean.add(buffers[name].unsqueeze(0), [weight / total])
+            merged[name] = mean.value().to(first)
         else:
             merged[name] = reduce(torch.maximum, (buffers[name] for _, buffers in pairs))
     return merged
