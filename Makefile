@@ -32,7 +32,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-$(VENV)/.installed: setup.py pyproject.toml $(wildcard lightning_fed/native/linear.?)
+$(VENV)/.installed: setup.py pyproject.toml $(wildcard lightning_fed/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	touch $@

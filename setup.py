@@ -27,6 +27,12 @@ setup(
             depends=["lightning_fed/native/linear.h"],
             extra_compile_args=["-O3", "-fopenmp-simd"],
             optional=True,  # without a compiler, torch's own operators do the work
-        )
+        ),
+        Extension(
+            "lightning_fed.native._draws",
+            ["lightning_fed/native/draws.c"],
+            extra_compile_args=["-O3"],
+            optional=True,  # without a compiler, NumPy draws the same numbers
+        ),
     ],
 )

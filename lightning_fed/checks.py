@@ -79,6 +79,15 @@ def _check_data(data: Any, server: FederatedServer) -> None:
     for cid in ids:
         if data.num_examples(cid) < 1:
             raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
+    own_batches = is_overridden("client_dataloader", data, FederatedDataModule)
+    if server.local_steps is None and data.drop_last and not own_batches:
+        small = next((cid for cid in ids if data.num_examples(cid) < data.batch_size), None)
+        if small is not None:
+            raise ValueError(
+                f"Client {small!r} has {data.num_examples(small)} samples, less than one batch of {data.batch_size},"
+                " and drop_last=True would leave its epochs without batches. Use drop_last=False, a smaller batch_size,"
+                " or local_steps, whose batches are never short."
+            )
 
 
 def _check_plain(trainer: pl.Trainer, why: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
 from typing_extensions import Self
 
@@ -16,6 +17,8 @@ from lightning_fed.partition import Partition, check_dealt, hold_out, num_sample
 from lightning_fed.randomness import numpy_generator
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorLoader, in_memory
+from lightning_fed.tensors import TensorRows as TensorRows
+from lightning_fed.tensors import row_by_row as row_by_row
 
 SPLITS = ("train", "val", "test")
 
@@ -35,7 +38,7 @@ class FederatedDataModule(pl.LightningDataModule):
         batch_size: of training batches, local or pooled.
         eval_batch_size: of all other batches.
         num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
-        drop_last: leave out a last short batch.
+        drop_last: leave out the short last batch of an epoch; ``local_steps`` has no short batches.
 
     ``description`` says in a line what the data are, for logs, trackers and figures.
 
@@ -167,7 +170,10 @@ class FederatedDataModule(pl.LightningDataModule):
     def client_dataloader(
         self, cid: ClientId, generator: torch.Generator | None = None, *, shuffle: bool = True
     ) -> TensorLoader | DataLoader[Any]:
-        """One local epoch: training batches in an order that is a function of ``generator`` only."""
+        """One local epoch: training batches in an order that is a function of ``generator`` only.
+
+        A subclass that overrides it cuts its own batches: a visit takes them as they come, epoch after epoch.
+        """
         dataset = self.client_dataset(cid)
         memory = in_memory(dataset)
         if memory is not None:
@@ -183,6 +189,20 @@ class FederatedDataModule(pl.LightningDataModule):
             # DataLoader draws the seed of its workers first. From a copy: so the order is the one of a TensorLoader.
             generator=None if generator is None else generator.clone_state(),
         )
+
+    def batches_dataloader(
+        self, cid: ClientId, batches: Sequence[Tensor], generator: torch.Generator | None = None
+    ) -> TensorLoader | DataLoader[Any]:
+        """The given batches of a client's training data: of each, the positions of its samples.
+
+        ``generator`` seeds the processes that load data, if there are any.
+        """
+        dataset = self.client_dataset(cid)
+        memory = in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(*memory, batch_size=self.batch_size, batches=batches)
+        sampler = [batch.tolist() for batch in batches]
+        return DataLoader(dataset, batch_sampler=sampler, num_workers=self.num_workers, generator=generator)
 
     def client_eval_dataloader(self, cid: ClientId, split: str) -> TensorLoader | DataLoader[Any]:
         """All samples of a client's split, in their order."""
@@ -225,11 +245,6 @@ class FederatedDataModule(pl.LightningDataModule):
         n = num_samples(dataset, f"{split} data of client {cid!r}")
         if n == 0:
             raise ValueError(f"Client {cid!r} has no {split} samples (length 0). Leave it out of {split}.")
-        if split == "train" and self.drop_last and n < self.batch_size:
-            raise ValueError(
-                f"Client {cid!r} has {n} samples, less than one batch of {self.batch_size}, and drop_last=True would "
-                "leave it without batches. Use drop_last=False or a smaller batch_size."
-            )
 
 
 def _check_split(split: str) -> None:

@@ -19,20 +19,11 @@ def derive_seed(*key: int | str) -> int:
     >>> derive_seed(0, 11) == derive_seed(0, 1, 1)
     False
     """
-    return _seed(repr(_plain(key)).encode())
+    return _seed(repr(plain_key(key)).encode())
 
 
-def derive_seeds(*key: int | str, count: int, last: str) -> list[int]:
-    """``derive_seed(*key, i, last)`` for ``i`` below ``count``, in a quarter of the time.
-
-    >>> derive_seeds(0, 7, count=2, last="batches") == [derive_seed(0, 7, i, "batches") for i in range(2)]
-    True
-    """
-    begin, end = ", ".join(map(repr, _plain(key))), repr(last)
-    return [_seed(f"({begin}, {i}, {end})".encode()) for i in range(count)]
-
-
-def _plain(key: tuple[int | str, ...]) -> tuple[int | str, ...]:
+def plain_key(key: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The key with Python's own integers, by whose text it is hashed."""
     return tuple(part if isinstance(part, str) else index(part) for part in key)  # numpy's integers print otherwise
 
 

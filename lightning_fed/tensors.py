@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,27 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 #: Makes the tensors of a batch out of the stored ones, such as floats out of bytes.
 Transform = Callable[[list[Tensor]], list[Tensor]]
+TransformT = TypeVar("TransformT", bound=Transform)
+
+
+def row_by_row(transform: TransformT) -> TransformT:
+    """Declare that a transform makes each sample from its own rows alone, without drawing random numbers.
+
+    Many batches can then be transformed at once. Without the declaration it sees one batch after another.
+
+    >>> @row_by_row
+    ... def scaled(batch):
+    ...     return [batch[0] / 255]
+    >>> is_row_by_row(scaled), is_row_by_row(lambda batch: batch)
+    (True, False)
+    """
+    vars(transform)["row_by_row"] = True
+    return transform
+
+
+def is_row_by_row(transform: Transform | None) -> bool:
+    """Whether a transform, if there is one, is declared to work row by row."""
+    return transform is None or getattr(transform, "row_by_row", False) is True
 
 
 class TensorRows(Dataset[tuple[Tensor, ...]]):
@@ -52,6 +73,7 @@ class TensorLoader:
         rows: which rows of the tensors there are; all of them if None.
         transform: applied to every batch.
         shuffle: every iteration draws a new order, from ``generator``.
+        batches: positions of the samples of each batch, instead of all samples in an order.
 
     >>> loader = TensorLoader([torch.arange(5)], batch_size=2)
     >>> [batch[0].tolist() for batch in loader], len(loader)
@@ -68,7 +90,9 @@ class TensorLoader:
         shuffle: bool = False,
         generator: torch.Generator | None = None,
         drop_last: bool = False,
+        batches: Sequence[Tensor] | None = None,
     ) -> None:
+        self.batches = batches
         self.tensors = tuple(tensors)
         self.rows = rows
         self.transform = transform
@@ -82,6 +106,8 @@ class TensorLoader:
         return (self.tensors[0] if self.rows is None else self.rows).shape[0]
 
     def __len__(self) -> int:
+        if self.batches is not None:
+            return len(self.batches)
         full, rest = divmod(self.samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
@@ -92,26 +118,15 @@ class TensorLoader:
     def order(self) -> Tensor:
         """The rows of one iteration, one batch after another; the last may be short."""
         n = self.samples
-        return self._rows(torch.randperm(n, generator=self.generator) if self.shuffle else torch.arange(n))
-
-    def orders(self, seeds: Sequence[int]) -> list[Tensor]:
-        """The rows of several iterations, each from the generator with a seed of its own."""
-        n, generator = self.samples, self.generator
-        if not self.shuffle or generator is None:
-            return [self.order() for _ in seeds]
-        drawn = []
-        for seed in seeds:
-            generator.manual_seed(seed)
-            drawn.append(torch.randperm(n, generator=generator))
-        return drawn if self.rows is None and not self.drop_last else list(map(self._rows, drawn))
+        order = torch.randperm(n, generator=self.generator) if self.shuffle else torch.arange(n)
+        return self._rows(order[: len(self) * self.batch_size] if self.drop_last else order)
 
     def _rows(self, order: Tensor) -> Tensor:
-        if self.drop_last:
-            order = order[: len(self) * self.batch_size]
         return order if self.rows is None else self.rows[order]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        for batch in torch.split(self.order(), self.batch_size):
+        given = self.batches
+        for batch in torch.split(self.order(), self.batch_size) if given is None else map(self._rows, given):
             tensors = [tensor[batch] for tensor in self.tensors]
             yield tensors if self.transform is None else self.transform(tensors)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
-from torch import nn
 
 from lightning_fed._compat import (
     SIGTERMException,
@@ -20,14 +21,14 @@ from lightning_fed._compat import (
     is_overridden,
     is_param_in_hook_signature,
 )
+from lightning_fed.batches import cut_visit, limited, limited_visit, orders_of
 from lightning_fed.callbacks.base import listening
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.fused import FusedStep, is_possible
 from lightning_fed.lean import LeanStep, why_not
 from lightning_fed.local.certificate import Certificate, Exactness
-from lightning_fed.randomness import derive_seed, seed_global
+from lightning_fed.randomness import seed_global, torch_generator
 from lightning_fed.store import ClientId
-from lightning_fed.tensors import TensorLoader
 
 if TYPE_CHECKING:
     from lightning_fed.core import Question
@@ -61,52 +62,64 @@ def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
     return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
 
 
-def local_epochs(
+def visit_loaders(
     trainer: pl.Trainer, server: FederatedServer, visit: Visit, *, seed: bool = True
 ) -> Iterator[tuple[Any, int]]:
-    """The loader of each local epoch of a visit, and how many of its batches are due; plans the visit.
+    """The loader of each local epoch of a visit, and how many of its batches are due; sets ``visit.planned``.
 
     ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
     """
     data: Any = trainer.datamodule
-    overfit = trainer.overfit_batches > 0
-    of_the_run, generator = server.seed, torch.Generator()
-    loader: Any = None
-    epoch = done = length = 0
-    reused = False
-    while epoch == 0 or done < visit.planned:
+    overridden = is_overridden("client_dataloader", data, FederatedDataModule)
+    for epoch, loader_and_count in enumerate((_own_loaders if overridden else _loaders)(trainer, server, visit)):
         if seed:
-            seed_global(of_the_run, visit.round, visit.client, epoch)
-        # a seed for each local epoch: a draw never depends on what was drawn before it
-        generator.manual_seed(derive_seed(of_the_run, visit.round, visit.client, epoch, "batches"))
-        if not reused:
-            loader = data.client_dataloader(visit.client, generator, shuffle=not overfit)
-            length = epoch_length(trainer, len(loader))
+            seed_global(server.seed, visit.round, visit.client, epoch)
+        yield loader_and_count
+
+
+def planned_steps(trainer: pl.Trainer, server: FederatedServer, cid: ClientId) -> int:
+    """The batches of a visit of this client."""
+    visit = Visit(0, cid, 0, 1)
+    next(visit_loaders(trainer, server, visit, seed=False))
+    return visit.planned
+
+
+def _loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """Loaders of batches that are cut here, alike for every engine."""
+    data: Any = trainer.datamodule
+    samples, cid = data.num_examples(visit.client), visit.client
+    cut = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, visit.work)
+    visit.planned = cut.steps
+    (order,) = orders_of(trainer, server.seed, visit.round, [cid], [samples], [cut])
+    rows, sizes = torch.from_numpy(cut.rows(order)), cut.sizes().tolist()
+    batches = [own[:size] for own, size in zip(rows, sizes, strict=True)]
+    for epoch, (first, last) in enumerate(pairwise([*cut.first_steps(), cut.steps])):
+        yield data.batches_dataloader(cid, batches[first:last], _generator(server, visit, epoch)), last - first
+
+
+def _own_loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """The user's own loader, made anew for every epoch."""
+    data: Any = trainer.datamodule
+    epoch = done = 0
+    while epoch == 0 or done < visit.planned:
+        generator = _generator(server, visit, epoch)
+        loader = data.client_dataloader(visit.client, generator, shuffle=not trainer.overfit_batches)
+        if len(loader) < 1:
+            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
+        length = limited(trainer.limit_train_batches, len(loader)) if trainer.overfit_batches else len(loader)
         if epoch == 0:
-            reused = type(loader) is TensorLoader and not is_overridden("client_dataloader", data, FederatedDataModule)
-            visit.planned = planned_batches(trainer, server, length, visit.work)
+            steps, epochs = server.local_steps or 0, server.local_epochs or 1
+            due = max(1, int(visit.work * steps)) if steps else max(1, int(visit.work * epochs)) * length
+            visit.planned = limited_visit(trainer, due)
         count = min(length, visit.planned - done)
         yield loader, count
         done += count
         epoch += 1
 
 
-def epoch_length(trainer: pl.Trainer, batches: int) -> int:
-    """Batches of one local epoch; ``overfit_batches`` shortens every epoch to the same first batches."""
-    if batches < 1:
-        raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
-    return _limited(trainer.limit_train_batches, batches) if trainer.overfit_batches else batches
-
-
-def planned_batches(trainer: pl.Trainer, server: FederatedServer, epoch: int, work: float = 1.0) -> int:
-    """Batches of one visit that gets a share of its ``work`` done; ``limit_train_batches`` limits a whole visit."""
-    steps, epochs = server.local_steps or 0, server.local_epochs or 1
-    planned = max(1, int(work * steps)) if steps else max(1, int(work * epochs)) * epoch
-    return planned if trainer.overfit_batches else _limited(trainer.limit_train_batches, planned)
-
-
-def _limited(limit: float, batches: int) -> int:
-    return min(limit, batches) if isinstance(limit, int) else max(1, int(limit * batches))
+def _generator(server: FederatedServer, visit: Visit, epoch: int) -> torch.Generator:
+    """One for each local epoch: a draw never depends on what was drawn before it."""
+    return torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
 
 
 class ClientLoop(_Loop):
@@ -117,7 +130,6 @@ class ClientLoop(_Loop):
         self.server = server
         self.question: AugmentedGradient | None = None
         self.stepping = True
-        self.layers: Collection[nn.Linear] = ()  # see layers_without_gradients
         self._lean: LeanStep | None = None
 
     @property
@@ -150,7 +162,7 @@ class ClientLoop(_Loop):
         finally:
             self.question = None
         mean = float("nan") if total is None else float(total / examples)
-        if total is not None and not torch.isfinite(torch.tensor(mean)):
+        if total is not None and not math.isfinite(mean):
             raise FloatingPointError(
                 f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
                 " rate, clip gradients, or look at this client's data."
@@ -161,14 +173,16 @@ class ClientLoop(_Loop):
         if why_not(self.trainer, self.server) is not None:
             return None
         if question.plain and is_possible(self.trainer):
-            return FusedStep(self.trainer, question, self._wants_index, self.layers)
+            return FusedStep(self.trainer, question, self._wants_index)
         return LeanStep(self.trainer, question, self._wants_index)
 
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
-        """Batches of the local epochs: index in its epoch, whether a step is due after it at the latest, batch."""
-        for loader, count in local_epochs(self.trainer, self.server, visit):
-            for batch_idx, batch in zip(range(count), loader, strict=False):
-                yield batch_idx, batch_idx == count - 1, batch
+        """Batches of the visit: index, whether a step is due after it at the latest, batch."""
+        done = 0
+        for loader, count in visit_loaders(self.trainer, self.server, visit):
+            for batch_idx, batch in zip(range(done, done + count), loader, strict=False):
+                yield batch_idx, batch_idx == visit.planned - 1, batch
+            done += count
             if isinstance(visit.certificate, Certificate) and visit.certificate.renew():
                 return
 

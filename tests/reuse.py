@@ -7,12 +7,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from drawn import batches
 from modules import quiet_trainer
 from torch import Tensor, nn
 
 from lightning_fed import FederatedDataModule
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.randomness import seed_global, torch_generator
 
 SEED = 5
 
@@ -42,9 +42,7 @@ class SameBatches:
         return len(self.data.client_dataloader(self.cid))
 
     def __iter__(self) -> Iterator[Any]:
-        key = (SEED, self.trainer.current_epoch, self.cid, 0)
-        seed_global(*key)
-        return iter(self.data.client_dataloader(self.cid, torch_generator(*key, "batches")))
+        return batches(self.data, self.cid, SEED, self.trainer.current_epoch)
 
 
 def alone(data: FederatedDataModule, cid: Any) -> FederatedDataModule:

@@ -17,7 +17,7 @@ from lightning_fed.datamodules.femnist import sources
 from lightning_fed.datamodules.femnist.characters import ALPHABET, Characters, DataError
 from lightning_fed.datamodules.femnist.selection import Rows, select, split_as_given, split_by_sample, split_by_user
 from lightning_fed.store import ClientId
-from lightning_fed.tensors import TensorRows
+from lightning_fed.tensors import TensorRows, row_by_row
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class FEMNIST(FederatedDataModule):
         if not train:
             raise DataError(f"No writer of {characters.source} has characters to train on. Try split='sample'.")
         tensors = [torch.from_numpy(characters.images), torch.from_numpy(characters.labels)]
-        transform = partial(_as_floats, dtype=getattr(torch, self.dtype), invert=self.invert)
+        transform = row_by_row(partial(_as_floats, dtype=getattr(torch, self.dtype), invert=self.invert))
         for name, rows in (("train", train), ("test", test)):
             datasets: dict[ClientId, Dataset[tuple[Tensor, ...]]] = {
                 writer: TensorRows(tensors, torch.from_numpy(held), transform) for writer, held in rows.items()

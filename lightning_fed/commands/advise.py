@@ -27,7 +27,7 @@ from lightning_fed.server import FederatedServer
 from lightning_fed.store import ClientId
 from lightning_fed.theory import plain_lr
 from lightning_fed.vector import Layout, clones, overwrite, parameters_of
-from lightning_fed.visit import epoch_length, planned_batches
+from lightning_fed.visit import planned_steps
 
 USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
 DESCRIPTION = """\
@@ -89,8 +89,7 @@ class Surveyor(pl.Callback):
         ids = data.client_ids
         drawn = numpy_generator(server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         self.measured = self._measure(trainer, [ids[i] for i in sorted(drawn)])
-        batches = [epoch_length(trainer, len(data.client_dataloader(cid))) for cid in ids]
-        self.local_steps = round(statistics.median(planned_batches(trainer, server, length) for length in batches))
+        self.local_steps = round(statistics.median(planned_steps(trainer, server, cid) for cid in ids))
         self.lr = plain_lr(trainer.optimizers)
         trainer.should_stop = True
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from drawn import batches
 from modules import LeastSquares, Net, classification, least_squares, quiet_trainer, x_of
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector, vector_to_parameters
@@ -17,7 +18,6 @@ from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedDR, FedProx
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.prox import L1
-from lightning_fed.randomness import seed_global, torch_generator
 from lightning_fed.sampling import Uniform
 
 ROUNDS, SEED, ETA = 4, 11, 0.7
@@ -65,26 +65,26 @@ def visit(
     clip: Callable[[Any], Any] | None = None,
     accumulate: int = 1,
 ) -> Tensor:
-    """Local work of one client in plain torch: whole epochs, the last one cut short, in windows of batches."""
+    """Local work of one client in plain torch: a stream of batches, in windows that run through the visit."""
     params = list(module.parameters())
-    optimizer, epoch = make(params), 0
-    while steps > 0:
-        seed_global(SEED, *key, epoch)
-        loader = data.client_dataloader(key[1], torch_generator(SEED, *key, epoch, "batches"))
-        batches = list(loader)[:steps]
-        for window in (batches[i : i + accumulate] for i in range(0, len(batches), accumulate)):
+    optimizer, drawn = make(params), batches(data, key[1], SEED, key[0], steps)
+    for first in range(0, steps, accumulate):
+        window: list[Any] = []  # filled as gradients are taken: a batch may seed the masks of dropout
 
-            def closure(window: list[Any] = window) -> Tensor:
-                optimizer.zero_grad()
-                losses = [nn.functional.cross_entropy(module(x.double()), y) for x, y in window]
-                whole = sum(losses) / accumulate + question(parameters_to_vector(params))
-                whole.backward()
-                if clip is not None:
-                    clip(params)
-                return whole
+        def closure(window: list[Any] = window, size: int = min(accumulate, steps - first)) -> Tensor:
+            optimizer.zero_grad()
+            again, losses = list(window), []
+            for i in range(size):
+                window += [next(drawn)] if not again else []
+                x, y = window[i]
+                losses.append(nn.functional.cross_entropy(module(x.double()), y))
+            whole = sum(losses) / accumulate + question(parameters_to_vector(params))
+            whole.backward()
+            if clip is not None:
+                clip(params)
+            return whole
 
-            optimizer.step(closure)
-        steps, epoch = steps - len(batches), epoch + 1
+        optimizer.step(closure)
     return x_of(module)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from drawn import batches
 from modules import Net, classification, quiet_trainer, x_of
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, Timer
 from pytorch_lightning.loggers import CSVLogger
@@ -108,7 +109,7 @@ def test_module_hooks_fire_once_per_local_batch() -> None:
 
     module = Counting()
     quiet_trainer(server(local_steps=4), 1).fit(module, datamodule=classification())
-    one_visit = [(what, i) for i in (0, 1, 2) for what in ("start", "end")] + [("start", 0), ("end", 0)]
+    one_visit = [(what, i) for i in range(4) for what in ("start", "end")]
     assert module.seen == one_visit * 2
 
 
@@ -304,15 +305,12 @@ def test_bf16_trains_and_stays_near_float32() -> None:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_one_client_of_fedavg_is_plain_training() -> None:
     """One client, one local epoch per round, the same batches: Lightning's own loop gives the same weights."""
-    from lightning_fed.randomness import torch_generator
-
     data = classification(clients=1)
 
     class Same(pl.LightningDataModule):
         def train_dataloader(self) -> Any:
             epoch = self.trainer.current_epoch
-            batches = list(data.client_dataloader("c0", torch_generator(0, epoch, "c0", 0, "batches")))
-            return DataLoader(batches, batch_size=None)
+            return DataLoader(list(batches(data, "c0", 0, epoch)), batch_size=None)
 
     def run(*callbacks: pl.Callback, datamodule: Any) -> Tensor:
         module = Net()

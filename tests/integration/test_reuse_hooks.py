@@ -62,7 +62,7 @@ class WarmsUp(Plain):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 * (batch_idx + 1)
+            group["lr"] = 0.1 * min(batch_idx + 1, 3)
         optimizer.step(closure=optimizer_closure)
 
 

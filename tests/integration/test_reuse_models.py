@@ -8,6 +8,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchvision
+from drawn import batches
 from modules import quiet_trainer, x_of
 from reuse import SEED, Visits, alone, assert_same, plainly_trained
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
-from lightning_fed.randomness import seed_global, torch_generator
 
 # -- torchvision ------------------------------------------------------------------------------------------------
 
@@ -224,9 +224,8 @@ def test_each_optimiser_of_a_gan_gets_its_own_part_of_the_augmented_gradient() -
         for cid in data.client_ids:
             vector_to_parameters(x_i[cid].clone(), module.parameters())
             (opt_g, opt_d), _ = module.configure_optimizers()
-            seed_global(SEED, k, cid, 0)
             z, center = z_i[cid], x_bar
-            for [real] in data.client_dataloader(cid, torch_generator(SEED, k, cid, 0, "batches")):
+            for [real] in batches(data, cid, SEED, k):
                 noise = torch.randn_like(real.double())
                 x = parameters_to_vector(g_params)
                 penalty = z[:split] @ x + eta / 2 * (x - center[:split]).square().sum()

@@ -241,10 +241,6 @@ class Endless(Dataset):
         ),
         ({"train": [numbers(1)], "eval_batch_size": 1.5}, r"eval_batch_size must be a whole number >= 1, got 1.5"),
         ({"train": [numbers(1)], "num_workers": -1}, r"num_workers must be a whole number >= 0, got -1"),
-        (
-            {"train": {"a": numbers(9), "b": numbers(3)}, "batch_size": 4, "drop_last": True},
-            "Client 'b' has 3 samples, less than one batch of 4",
-        ),
     ],
 )
 def test_values_that_cannot_work_are_refused_at_once(arguments, message):
