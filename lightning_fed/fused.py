@@ -1,14 +1,14 @@
 """Plain gradient steps of large models with as little memory traffic as possible.
 
 A step of SGD on the question is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
-gradient of a large linear layer's weight is a product of two small matrices; it is never formed, but multiplied into
-the weight: for small batches in the same pass that takes the gradient of the layer's inputs. On a CPU, where a step of
-the FEMNIST network waits for memory, that saves half of its time.
+gradient of a large linear layer's weight is a product of two small matrices; it is not formed, but multiplied into the
+weight when the backward pass is over. On a CPU, where a step of the FEMNIST network waits for memory, that saves much
+of its time. However a step uses a weight, the numbers are right: autograd forms the gradient of every other use.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -30,85 +30,70 @@ LARGE_WEIGHT = 2**18
 
 
 class Factors:
-    """Collects what gradients of weights are products of: the gradients of layers' outputs, and their inputs."""
+    """Collects what gradients of weights are products of: gradients of layers' outputs, and their inputs.
 
-    def __init__(self) -> None:
-        self.found: list[tuple[nn.Linear, Tensor, Tensor]] = []
-
-    def take(self, layer: nn.Linear, slopes: Tensor, inputs: Tensor, wanted: bool) -> Tensor | None:
-        """Gives the gradient of the inputs, if it is ``wanted``."""
-        self.found.append((layer, slopes, inputs))
-        return slopes @ layer.weight if wanted else None
-
-
-class Moves(Factors):
-    """Moves weights as their gradients' factors come, where a layer is used once in a batch.
-
-    Args:
-        pulls: the points that the question draws weights to, or its linear terms.
+    Only during the backward pass of a batch's loss. A pass inside a training step or inside that pass (a penalty on
+    gradients, a checkpoint) is another task of autograd's, and has its gradients formed.
     """
 
-    def __init__(self, pulls: Mapping[Tensor, Tensor]) -> None:
-        super().__init__()
-        self.pulls = pulls
-        self.uses: Counter[nn.Linear] = Counter()
-        self.moved: set[Tensor] = set()
-        self.numbers: tuple[float, float, float] | None = None
-        self._needed: set[Tensor] = set()
+    def __init__(self) -> None:
+        self.found: dict[nn.Linear, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._task: int | None = None
 
-    def begin(self) -> None:
-        """A new batch."""
-        self.found.clear()
-        self.uses.clear()
-        self.moved.clear()
+    @property
+    def collecting(self) -> bool:
+        return self._task is not None and self._task == torch._C._current_graph_task_id()
 
     @contextmanager
-    def moving(self, loss: Tensor, keep: float, pull: float, lr: float) -> Iterator[None]:
-        """While it lasts, a factor that comes is that of the loss itself; see :func:`linear.backward`."""
-        self.found.clear()  # those of gradients that the step asked for
-        self.numbers = keep, pull, lr
-        self._needed = leaves_of(loss)  # a weight among them is looked at in another way too, such as by a penalty
+    def collected(self, loss: Tensor) -> Iterator[None]:
+        """While it lasts, ``loss.backward()`` leaves factors here."""
+        self.found.clear()
+        hook = loss.register_hook(self._begin) if loss.requires_grad else None  # the first thing that happens
         try:
             yield
         finally:
-            self.numbers = None
+            self._task = None
+            if hook is not None:
+                hook.remove()
 
-    def take(self, layer: nn.Linear, slopes: Tensor, inputs: Tensor, wanted: bool) -> Tensor | None:
-        once = self.uses[layer] == 1 and layer.weight not in self._needed
-        if self.numbers is None or not once or not linear.is_possible(layer.weight, inputs):
-            return super().take(layer, slopes, inputs, wanted)
-        self.moved.add(layer.weight)
-        return linear.backward(layer.weight, self.pulls.get(layer.weight), inputs, slopes, *self.numbers)
+    def _begin(self, _: Tensor) -> None:
+        self._task = torch._C._current_graph_task_id()
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map that hands over the two factors of its weight's gradient in place of the gradient.
-
-    ``anchor`` makes the result differentiable; the weight is no input of it.
-    """
+    """A linear map that hands over the two factors of its weight's gradient, where they are collected."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, anchor: Tensor, layer: nn.Linear, factors: Factors) -> Tensor:
-        weight = layer.weight.detach()
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, factors: Factors) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.factors, ctx.has_bias = layer, factors, bias is not None
         rows = x.reshape(-1, x.shape[-1])
         if not linear.is_possible(weight, rows):
             return nn.functional.linear(x, weight, bias)
-        y = linear.forward(weight, rows).view(*x.shape[:-1], -1)
+        y = linear.forward(weight, rows)
+        if y._is_view() or x.ndim != 2:  # what comes next may write into the result, but not into a view of it
+            y = y.view(*x.shape[:-1], -1).clone()
         return y if bias is None else y.add_(bias)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        x, _ = ctx.saved_tensors  # an error, should the weight have changed
-        rows = slope.reshape(-1, slope.shape[-1])
-        towards_x = ctx.factors.take(ctx.layer, rows, x.reshape(-1, x.shape[-1]), ctx.needs_input_grad[0])
-        of_bias = rows.sum(0) if ctx.has_bias else None
-        return None if towards_x is None else towards_x.view(x.shape), of_bias, None, None, None
+        x, weight = ctx.saved_tensors
+        rows, inputs = slope.reshape(-1, slope.shape[-1]), x.reshape(-1, x.shape[-1])
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            in_c = not torch.is_grad_enabled() and linear.is_possible(weight, rows)
+            of_x = (linear.backward(weight, rows) if in_c else rows @ weight).view(x.shape)
+        if ctx.factors.collecting:
+            ctx.factors.found[ctx.layer].append((rows, inputs))
+        else:
+            of_weight = rows.t() @ inputs
+        return of_x, of_weight, rows.sum(0) if ctx.has_bias else None, None, None
 
 
 def large_layers(module: nn.Module) -> list[nn.Linear]:
-    """The linear layers whose weights are worth it, and are nobody else's."""
+    """The linear layers whose weights are worth it, and are nobody else's; none where torch has compiled a part."""
+    if any(isinstance(part, torch._dynamo.OptimizedModule) for part in module.modules()):
+        return []
     owners: dict[int, int] = {}
     for part in module.modules():
         for p in part.parameters(recurse=False):
@@ -124,28 +109,9 @@ def large_layers(module: nn.Module) -> list[nn.Linear]:
     ]
 
 
-def leaves_of(loss: Tensor) -> set[Tensor]:
-    """The tensors whose gradients a backward pass would collect.
-
-    >>> w, x = torch.ones(2, requires_grad=True), torch.ones(2)
-    >>> leaves_of((w * x).sum()) == {w}
-    True
-    """
-    found, seen, waiting = set[Tensor](), set[Any](), [loss.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            found.add(node.variable)
-        waiting.extend(before for before, _ in node.next_functions)
-    return found
-
-
 @contextmanager
 def factored(layers: Collection[nn.Linear], factors: Factors) -> Iterator[None]:
-    """While it lasts, these layers give factors of their weights' gradients, and no gradients of their weights."""
+    """While it lasts, these layers give factors of their weights' gradients where they are collected."""
     for layer in layers:
         vars(layer)["forward"] = partial(_forward, layer, factors)
     try:
@@ -157,13 +123,21 @@ def factored(layers: Collection[nn.Linear], factors: Factors) -> Iterator[None]:
 
 def _forward(layer: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
     weight = layer.weight
-    heard = weight._backward_hooks or weight._post_accumulate_grad_hooks
-    if not torch.is_grad_enabled() or not weight.requires_grad or heard:
+    if not _is_ordinary(x, weight):
         return nn.functional.linear(x, weight, layer.bias)
-    if isinstance(factors, Moves):
-        factors.uses[layer] += 1
-    out: Tensor = _Linear.apply(x, layer.bias, weight.new_empty(0, requires_grad=True), layer, factors)
+    out: Tensor = _Linear.apply(x, weight, layer.bias, layer, factors)
     return out
+
+
+def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
+    """Whether autograd alone looks at this call: no hook, transform, forward derivative or automatic precision."""
+    if not torch.is_grad_enabled() or not weight.requires_grad:
+        return False
+    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        return False
+    other = torch._C._functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled("cpu")
+    dual = torch.autograd.forward_ad._current_level >= 0
+    return type(x) is Tensor and x.dtype == weight.dtype and not other and not dual
 
 
 def is_possible(trainer: pl.Trainer) -> bool:
@@ -177,57 +151,61 @@ def is_possible(trainer: pl.Trainer) -> bool:
 
 
 class FusedStep(LeanStep):
-    """One local step: ``training_step``, backward, and one update in place.
+    """One local step: ``training_step``, backward, and one update in place."""
 
-    Args:
-        layers: whose weights' gradients are not formed.
-    """
-
-    def __init__(
-        self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool, layers: Collection[nn.Linear]
-    ) -> None:
+    def __init__(self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool) -> None:
         super().__init__(trainer, question, wants_index)
         self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
         trained = set(self.params)
-        self.layers = [layer for layer in layers if layer.weight in trained]
+        self.layers = [layer for layer in large_layers(self.module) if layer.weight in trained]
         self.pulls = question.pulls(self.params)
-        self.moves = Moves(self.pulls)
+        self.factors = Factors()
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self.module._current_fx_name = "training_step"
-        self.moves.begin()
-        with factored(self.layers, self.moves), self.trainer.precision_plugin.train_step_context():
+        with factored(self.layers, self.factors), self.trainer.precision_plugin.train_step_context():
             output: Any = self.module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
             loss = output["loss"] if isinstance(output, Mapping) else output
             self.optimizer.zero_grad()
-            lr = float(self.optimizer.param_groups[0]["lr"])
-            strength = lr * self.question.rho
-            keep, pull = (1 - strength, strength) if self.question.rho else (1.0, -lr)
             if isinstance(loss, Tensor):
-                with self.moves.moving(loss, keep, pull, lr):
+                with self.factors.collected(loss):
                     loss.backward()  # type: ignore[no-untyped-call]
-        self._update(lr)
+                self._update(float(self.optimizer.param_groups[0]["lr"]))
         return {} if loss is None else {"loss": loss.detach()}
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:
-        """Move the parameters that have not moved yet."""
-        moves = self.moves
+        found = {layer.weight: pairs for layer, pairs in self.factors.found.items()}
         params = [p for p in self.params if p.requires_grad]
         sloping = [p for p in params if p.grad is not None]
-        if not sloping and not moves.found and not moves.moved:
+        if not sloping and not found:
             return  # a batch without a loss makes no step
-        if self.pulls:
-            check_dense(sloping)
-            rest = [p for p in params if p in self.pulls and p not in moves.moved]
-            pulls = [self.pulls[p] for p in rest]
-            if self.question.rho:
-                torch._foreach_lerp_(rest, pulls, lr * self.question.rho)
-            else:
-                torch._foreach_add_(rest, pulls, alpha=-lr)
+        check_dense(sloping)
+        strength = lr * self.question.rho
+        for weight, pairs in found.items():
+            slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
+            numbers = (1 - strength, strength) if self.question.rho else (1.0, -lr)
+            _move(weight, self.pulls.get(weight), inputs, slopes, *numbers, lr)
+        rest = [p for p in params if p in self.pulls and p not in found]
+        pulls = [self.pulls[p] for p in rest]
+        if self.question.rho and rest:
+            torch._foreach_lerp_(rest, pulls, strength)
+        elif rest:
+            torch._foreach_add_(rest, pulls, alpha=-lr)
         if sloping:
             torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
-        for layer, slopes, inputs in moves.found:
-            layer.weight.addmm_(slopes.t(), inputs, alpha=-lr)
+        self.factors.found.clear()
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
         self.question.lr_sum += lr
+
+
+def _move(
+    weight: Tensor, target: Tensor | None, inputs: Tensor, slopes: Tensor, keep: float, pull: float, lr: float
+) -> None:
+    """``weight <- keep * weight + pull * target - lr * slopes.T @ inputs``, in place."""
+    if linear.is_possible(weight, inputs):
+        linear.move(weight, target, inputs, slopes, keep, pull, lr)
+        return
+    if target is not None:
+        weight.mul_(keep).add_(target, alpha=pull)
+    weight.addmm_(slopes.t(), inputs, alpha=-lr)

@@ -1,6 +1,5 @@
-/* Steps of a large linear layer with as little memory traffic as possible: its weight is read once forwards, and once
-   more backwards, where the same pass takes the gradient of the inputs and moves the weight. For small batches, whose
-   arithmetic hides behind the memory. Built with the package where there is a compiler; called by linear.py. */
+/* Steps of a large linear layer with as little memory traffic as possible: its weight is read once forwards, once for
+   the gradient of its inputs, and once more when it moves. For small batches, whose arithmetic hides behind the memory. Built with the package where there is a compiler; called by linear.py. */
 
 #include <stdlib.h>
 

@@ -1,4 +1,4 @@
-/* The two passes over a large weight, for one type of numbers T; see linear.c.
+/* The three passes over a large weight, for one type of numbers T; see linear.c.
 
    w (out, in) is the weight, x (batch, in) the inputs, dy (batch, out) the gradients of the outputs, all row by row.
    Four rows go together: what is read of x and dx serves all of them. `batch` is a constant wherever these are inlined. */
@@ -30,39 +30,55 @@ INLINE void NAME(multiply)(const T *restrict w, const T *restrict x, T *restrict
     }
 }
 
-/* dx += dy w, and then w = keep * w + pull * target - lr * dy^T x, for the inputs first..last of the outputs r.. */
-INLINE void NAME(step_rows)(T *restrict w, const T *restrict target, const T *restrict x, const T *restrict dy,
-                            T *restrict dx, size_t in, size_t out, size_t first, size_t last, T keep, T pull, T lr,
-                            size_t r, const int rows, const int batch) {
+/* dx += dy w, for the inputs first..last and the outputs r.. */
+INLINE void NAME(slope_rows)(const T *restrict w, const T *restrict dy, T *restrict dx, size_t in, size_t out,
+                             size_t first, size_t last, size_t r, const int rows, const int batch) {
     T slopes[MOST][ROWS];
     for (int k = 0; k < batch; k++)
         for (int i = 0; i < rows; i++) slopes[k][i] = dy[k * out + r + i];
     w += r * in;
+    #pragma omp simd
+    for (size_t j = first; j < last; j++) {
+        for (int k = 0; k < batch; k++) {
+            T sum = dx[k * in + j];
+            for (int i = 0; i < rows; i++) sum += slopes[k][i] * w[i * in + j];
+            dx[k * in + j] = sum;
+        }
+    }
+}
+
+INLINE void NAME(slope)(const T *w, const T *dy, T *dx, size_t in, size_t out, size_t first, size_t last,
+                        const int batch) {
+    size_t r = 0;
+    for (; r + ROWS <= out; r += ROWS) NAME(slope_rows)(w, dy, dx, in, out, first, last, r, ROWS, batch);
+    for (; r < out; r++) NAME(slope_rows)(w, dy, dx, in, out, first, last, r, 1, batch);
+}
+
+/* w = keep * w + pull * target - lr * dy^T x, for the inputs first..last and the outputs r.. */
+INLINE void NAME(step_rows)(T *restrict w, const T *restrict target, const T *restrict x, const T *restrict dy,
+                            size_t in, size_t out, size_t first, size_t last, T keep, T pull, T lr, size_t r,
+                            const int rows, const int batch) {
+    T slopes[MOST][ROWS];
+    for (int k = 0; k < batch; k++)
+        for (int i = 0; i < rows; i++) slopes[k][i] = lr * dy[k * out + r + i];
+    w += r * in;
     target += r * in;
     #pragma omp simd
     for (size_t j = first; j < last; j++) {
-        T old[ROWS], moves[MOST];
-        for (int i = 0; i < rows; i++) old[i] = w[i * in + j];
-        for (int k = 0; k < batch; k++) {
-            T sum = dx[k * in + j];
-            for (int i = 0; i < rows; i++) sum += slopes[k][i] * old[i];
-            dx[k * in + j] = sum;
-            moves[k] = lr * x[k * in + j];
-        }
         for (int i = 0; i < rows; i++) {
-            T new = keep * old[i] + pull * target[i * in + j];
-            for (int k = 0; k < batch; k++) new -= slopes[k][i] * moves[k];
+            T new = keep * w[i * in + j] + pull * target[i * in + j];
+            for (int k = 0; k < batch; k++) new -= slopes[k][i] * x[k * in + j];
             w[i * in + j] = new;
         }
     }
 }
 
-INLINE void NAME(step)(T *w, const T *target, const T *x, const T *dy, T *dx, size_t in, size_t out, size_t first,
+INLINE void NAME(step)(T *w, const T *target, const T *x, const T *dy, size_t in, size_t out, size_t first,
                        size_t last, T keep, T pull, T lr, const int batch) {
     size_t r = 0;
     for (; r + ROWS <= out; r += ROWS)
-        NAME(step_rows)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, r, ROWS, batch);
-    for (; r < out; r++) NAME(step_rows)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, r, 1, batch);
+        NAME(step_rows)(w, target, x, dy, in, out, first, last, keep, pull, lr, r, ROWS, batch);
+    for (; r < out; r++) NAME(step_rows)(w, target, x, dy, in, out, first, last, keep, pull, lr, r, 1, batch);
 }
 
 #define FORWARD(BATCH)                                                                      \
@@ -73,17 +89,25 @@ INLINE void NAME(step)(T *w, const T *target, const T *x, const T *dy, T *dx, si
         return;                                                                             \
     }
 #define BACKWARD(BATCH) \
-    case BATCH: NAME(step)(w, target, x, dy, dx, in, out, first, last, keep, pull, lr, BATCH); return;
+    case BATCH: NAME(slope)(w, dy, dx, in, out, first, last, BATCH); return;
+#define MOVE(BATCH) \
+    case BATCH: NAME(step)(w, target, x, dy, in, out, first, last, keep, pull, lr, BATCH); return;
 
 EXPORT void NAME(forward)(const T *w, const T *x, T *y, size_t batch, size_t in, size_t out, size_t first,
                           size_t last) {
     switch (batch) { FORWARD(1) FORWARD(2) FORWARD(4) FORWARD(8) }
 }
 
-EXPORT void NAME(backward)(T *w, const T *target, const T *x, const T *dy, T *dx, size_t batch, size_t in, size_t out,
-                           size_t first, size_t last, T keep, T pull, T lr) {
+EXPORT void NAME(backward)(const T *w, const T *dy, T *dx, size_t batch, size_t in, size_t out, size_t first,
+                           size_t last) {
     switch (batch) { BACKWARD(1) BACKWARD(2) BACKWARD(4) BACKWARD(8) }
+}
+
+EXPORT void NAME(move)(T *w, const T *target, const T *x, const T *dy, size_t batch, size_t in, size_t out,
+                       size_t first, size_t last, T keep, T pull, T lr) {
+    switch (batch) { MOVE(1) MOVE(2) MOVE(4) MOVE(8) }
 }
 
 #undef FORWARD
 #undef BACKWARD
+#undef MOVE

@@ -1,4 +1,4 @@
-"""Passes over the weight of a large linear layer, in C: once forwards, and once backwards with the step.
+"""Passes over the weight of a large linear layer, in C: forwards, for the gradient of its inputs, and for the step.
 
 Torch's own operators go over the weight seven times, and a small batch waits for memory only.
 """
@@ -49,22 +49,29 @@ def forward(weight: Tensor, x: Tensor) -> Tensor:
     y = x.new_empty(len(x), rows)
     call = _function("forward", weight.dtype)
     spread(lambda first, last: call(*_at(weight, x, y), len(x), columns, rows, first, last), rows, SHARE)
-    return y[:batch]
+    return y if len(y) == batch else y[:batch]
 
 
-def backward(
-    weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep: float, pull: float, lr: float
-) -> Tensor:
-    """``slopes @ weight``; the weight becomes ``keep * weight + pull * target - lr * slopes.T @ x``."""
-    x, slopes, batch = _filled(x), _filled(slopes), len(x)
+def backward(weight: Tensor, slopes: Tensor) -> Tensor:
+    """``slopes @ weight``."""
+    slopes, batch = _filled(slopes), len(slopes)
     rows, columns = weight.shape
-    dx = torch.zeros_like(x)
-    tensors = _at(weight, weight if target is None else target, x, slopes, dx)
-    sizes, numbers = (len(x), columns, rows), (keep, 0.0 if target is None else pull, lr)
+    dx = slopes.new_zeros(len(slopes), columns)
     call = _function("backward", weight.dtype)
+    tensors = _at(weight, slopes, dx)
+    spread(lambda first, last: call(*tensors, len(slopes), columns, rows, first, last), columns, SHARE)
+    return dx[:batch]
+
+
+def move(weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep: float, pull: float, lr: float) -> None:
+    """The weight becomes ``keep * weight + pull * target - lr * slopes.T @ x``."""
+    x, slopes = _filled(x), _filled(slopes)
+    rows, columns = weight.shape
+    tensors = _at(weight, weight if target is None else target, x, slopes)
+    sizes, numbers = (len(x), columns, rows), (keep, 0.0 if target is None else pull, lr)
+    call = _function("move", weight.dtype)
     spread(lambda first, last: call(*tensors, *sizes, first, last, *numbers), columns, SHARE)
     torch.autograd.graph.increment_version(weight)  # whoever kept the weight for a backward of its own hears of it
-    return dx[:batch]
 
 
 def _filled(rows: Tensor) -> Tensor:
@@ -82,7 +89,7 @@ def _at(*tensors: Tensor) -> list[int]:
 def _function(name: str, dtype: torch.dtype) -> Any:
     library = ctypes.CDLL(str(getattr(find_spec(_BUILT), "origin", None)))
     function = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
-    tensors, numbers = (3, 0) if name == "forward" else (5, 3)
+    tensors, numbers = (4, 3) if name == "move" else (3, 0)
     function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * 5 + [_NUMBERS[dtype]] * numbers
     function.restype = None
     return function
@@ -93,7 +100,8 @@ def _check() -> None:
     for dtype in _NUMBERS:
         weight, target = (torch.linspace(-1, 1, 7 * 37, dtype=dtype).sin().view(7, 37) * k for k in (1, 2))
         x, slopes = (torch.linspace(0, 3, 3 * n, dtype=dtype).cos().view(3, n) for n in (37, 7))
-        expected = forward(weight, x), slopes @ weight, 0.9 * weight + 0.1 * target - 0.5 * slopes.t() @ x
-        found = x @ weight.t(), backward(weight, target, x, slopes, 0.9, 0.1, 0.5), weight
+        expected = x @ weight.t(), slopes @ weight, 0.9 * weight + 0.1 * target - 0.5 * slopes.t() @ x
+        found = forward(weight, x), backward(weight, slopes), weight
+        move(weight, target, x, slopes, 0.9, 0.1, 0.5)
         for ours, theirs in zip(expected, found, strict=True):
             torch.testing.assert_close(ours, theirs)

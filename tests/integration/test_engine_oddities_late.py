@@ -15,12 +15,12 @@ from odd_modules import Odd, assert_same, data, fit
 from pytorch_lightning.plugins import Precision
 from test_engine_oddities_alone import Listener, Wide
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedDataModule
 from lightning_fed.algorithms import FedAvg
 from lightning_fed.callbacks import TheoryMeter
-from lightning_fed.engines import trial
 
 
 class Flood(Odd):
@@ -49,19 +49,11 @@ def rare(seed: int = 2) -> FederatedDataModule:
     return FederatedDataModule(clients, batch_size=4)
 
 
+@pytest.mark.parametrize("compile_", [False, True], ids=["recorded", "in C"])
 @pytest.mark.parametrize(("kind", "own"), [(Flood, data), (Weighs, rare)])
-def test_a_loss_that_is_a_mean_only_at_first_is_found_out(kind: type[Odd], own: Any) -> None:
-    expected = fit(kind, data=own(), local_steps=20)
-    assert_same(expected, fit(kind, data=own(), local_steps=20, engine="auto"))
-    with pytest.raises(ValueError, match="the loss of a batch is not the mean over its samples"):
-        fit(kind, data=own(), engine="vectorized")
-
-
-def test_a_loss_that_ceases_to_be_a_mean_is_found_out_before_the_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_is_mean", lambda *_: True)
-    expected = fit(Flood, local_steps=40)
-    with pytest.warns(UserWarning, match="not the mean over its samples"):
-        assert_same(expected, fit(Flood, local_steps=40, engine="vectorized"))
+def test_a_loss_that_is_a_mean_only_at_first_is_stacked_right(kind: type[Odd], own: Any, compile_: bool) -> None:
+    expected = fit(kind, data=own(), local_steps=40)
+    assert_same(expected, fit(kind, data=own(), local_steps=40, engine="vectorized", compile=compile_))
 
 
 class Apart(Wide):
@@ -111,7 +103,91 @@ class Unregistered(Wide):
         return torch.optim.SGD([*self.parameters(), *self.extra], lr=0.05)
 
 
-@pytest.mark.parametrize("kind", [Apart, Hinge, LaterL2, Freezes, LastOnly, Unregistered])
+class Checkpointed(Wide):
+    """Runs its large layer again in the backward pass, in which weights must not have moved."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        return self.last(torch.tanh(checkpoint(self.wide, hidden, use_reentrant=self.reentrant)))
+
+
+class CheckpointedAgain(Checkpointed):
+    reentrant = True
+
+
+class Detached(Wide):
+    """Its backward pass needs the weight once more, by a use that has no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        again = nn.functional.linear(hidden, self.wide.weight.detach())
+        return self.last(torch.tanh(self.wide(hidden) + again))
+
+
+class Hooked(Wide):
+    """A hook on an activation looks at the weight in the middle of the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda slope: slope * (1 + self.wide.weight.detach().norm() / 100))
+        return self.last(torch.tanh(self.wide(hidden)))
+
+
+class Implicit(Wide):
+    """Solves for the gradient of a fixed point by passes of its own inside the backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = self.first(x)
+        point = torch.zeros_like(inputs)
+        with torch.no_grad():
+            for _ in range(8):
+                point = torch.tanh(0.1 * self.wide(point) + inputs)
+        point = torch.tanh(0.1 * self.wide(point) + inputs)
+        if point.requires_grad:
+            start = point.detach().requires_grad_()
+            image = torch.tanh(0.1 * self.wide(start) + inputs.detach())
+
+            def solve(slope: Tensor) -> Tensor:
+                found = slope
+                for _ in range(8):
+                    found = torch.autograd.grad(image, start, found, retain_graph=True)[0] + slope
+                return found
+
+            point.register_hook(solve)
+        return self.last(point)
+
+
+class WeightGradientInside(Wide):
+    """Asks for the gradient of the large weight itself inside a step, and differentiates it once more."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = super().loss(x, y)
+        (slope,) = torch.autograd.grad(loss, self.wide.weight, create_graph=True)
+        return loss + 0.1 * slope.square().sum()
+
+
+class InPlace(Wide):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu_(self.wide(torch.relu_(self.first(x)))))
+
+
+class Transformed(Wide):
+    """Takes a derivative by torch.func inside a step."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda x: self(x).square().sum())(x)
+        return super().loss(x, y) + 1e-3 * slope.square().mean()
+
+
+LOOKING = [Apart, Hinge, LaterL2, Freezes, LastOnly, Unregistered, Checkpointed, CheckpointedAgain, Detached, Hooked]
+LOOKING += [Implicit, WeightGradientInside, InPlace, Transformed]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("kind", LOOKING)
 def test_large_layers_that_are_looked_at_later_give_the_same_numbers(kind: type[Wide]) -> None:
     assert_same(fit(kind, Listener(), local_steps=8), fit(kind, local_steps=8))
 

@@ -31,12 +31,13 @@ def test_it_works_where_it_was_built() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", range(1, 9))
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 8), (7, 133), (66, 130)])
-def test_forward_and_backward_are_torchs(batch: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_all_passes_are_torchs(batch: int, rows: int, columns: int, dtype: torch.dtype) -> None:
     weight, target, x, slopes = problem(batch, rows, columns, dtype)
     assert linear.is_possible(weight, x)
     torch.testing.assert_close(linear.forward(weight, x), x @ weight.t())
     expected = 0.9 * weight + 0.2 * target - 0.3 * slopes.t() @ x, slopes @ weight
-    found = linear.backward(weight, target, x, slopes, 0.9, 0.2, 0.3)
+    found = linear.backward(weight, slopes)
+    linear.move(weight, target, x, slopes, 0.9, 0.2, 0.3)
     torch.testing.assert_close((weight, found), expected)
 
 
@@ -44,17 +45,20 @@ def test_forward_and_backward_are_torchs(batch: int, rows: int, columns: int, dt
 def test_without_a_target_the_weight_only_follows_its_gradient() -> None:
     weight, _, x, slopes = problem(3, 9, 20, torch.float64)
     expected = weight - 0.3 * slopes.t() @ x
-    linear.backward(weight, None, x, slopes, 1.0, 0.5, 0.3)
+    linear.move(weight, None, x, slopes, 1.0, 0.5, 0.3)
     torch.testing.assert_close(weight, expected)
 
 
 @needs_compiler
 def test_rows_that_do_not_lie_one_after_another_are_read_right() -> None:
     weight, target, x, slopes = problem(4, 6, 10, torch.float64)
-    expected = linear.forward(weight, x), linear.backward(weight.clone(), target, x, slopes, 0.5, 0.5, 0.1)
+    moved = [weight.clone(), weight.clone()]
     strided = [t.t().contiguous().t() for t in (x, slopes)]
     assert not strided[0].is_contiguous()
-    found = linear.forward(weight, strided[0]), linear.backward(weight, target, *strided, 0.5, 0.5, 0.1)
+    linear.move(moved[0], target, x, slopes, 0.5, 0.5, 0.1)
+    linear.move(moved[1], target, *strided, 0.5, 0.5, 0.1)
+    expected = linear.forward(weight, x), linear.backward(weight, slopes), moved[0]
+    found = linear.forward(weight, strided[0]), linear.backward(weight, strided[1]), moved[1]
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
 
@@ -64,7 +68,9 @@ def test_the_number_of_threads_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -
     for threads in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         weight, target, x, slopes = problem(2, 203, 331, torch.float32)
-        results.append((linear.forward(weight, x), linear.backward(weight, target, x, slopes, 0.9, 0.1, 0.3), weight))
+        before = linear.forward(weight, x), linear.backward(weight, slopes)
+        linear.move(weight, target, x, slopes, 0.9, 0.1, 0.3)
+        results.append((*before, weight))
     for other in results[1:]:
         assert all(torch.equal(*pair) for pair in zip(results[0], other, strict=True))
 
@@ -75,7 +81,7 @@ def test_whoever_kept_the_weight_for_a_backward_of_its_own_hears_of_the_step() -
     weight.requires_grad_()
     loss = weight.square().sum()
     with torch.no_grad():
-        linear.backward(weight, target, x, slopes, 0.9, 0.1, 0.3)
+        linear.move(weight, target, x, slopes, 0.9, 0.1, 0.3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
