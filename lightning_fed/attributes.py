@@ -69,6 +69,8 @@ def picture(value: Any, depth: int = 4) -> Hashable:
         return id(value), None if isinstance(value, nn.Parameter) or value.is_inference() else value._version
     if isinstance(value, _STREAMS):
         return id(value), str(_state(value))
+    if isinstance(value, Metric):  # one that is kept in a list, where no copy of the module finds it
+        return id(value), value._update_count
     if _is_small(value):
         return id(value), value.shape, value.tobytes()
     if depth == 0 or isinstance(value, _OTHERS):
@@ -125,8 +127,8 @@ def draws_of(data: Any, client: Hashable) -> list[str]:
     return found
 
 
-def fingerprint(module: nn.Module) -> Hashable:
-    """What a recorded training step holds fast: the settings of the module and its parts."""
+def settings_of(module: nn.Module) -> Hashable:
+    """A picture of the attributes of a module and its parts, which recorded steps freeze."""
     return tuple(
         (key, picture(value))
         for part in module.modules()

@@ -25,6 +25,7 @@ from lightning_fed._compat import (
     set_rng_states,
 )
 from lightning_fed.attributes import remember, restore
+from lightning_fed.declarations import declares
 from lightning_fed.evaluations import ClientEvaluations, Evaluation
 from lightning_fed.local.stack import unfavourable
 from lightning_fed.loops import RoundResults
@@ -57,31 +58,31 @@ def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
 def _evaluate_all(trainer: pl.Trainer, split: str) -> dict[ClientId, Evaluation]:
     ids = trainer.datamodule.split_ids(split)
     alone = partial(_evaluate, trainer, split=split)
-    return _evaluate_together(trainer, split, ids, alone) or {cid: alone(cid) for cid in ids}
+    return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
 
 
 def _evaluate_together(
     trainer: pl.Trainer,
     split: str,
     ids: Sequence[ClientId],
-    alone: Callable[[ClientId], Evaluation],
     models: Models | None = None,
 ) -> dict[ClientId, Evaluation] | None:
-    """Many clients together, if two of them have the same figures ``alone``; otherwise, and for few clients, None."""
-    step = loss_step(trainer.lightning_module, split)
-    if len(ids) < MANY or step is None or unfavourable(trainer.lightning_module):
+    """Evaluate many clients of a small model together, sample by sample; None if the module does not declare both:
+
+    ``stackable``, a step is a function of batch, parameters and buffers; ``loss_is_mean``, its loss, and what it logs
+    by the name of a loss or an accuracy, are means over samples.
+    """
+    module = trainer.lightning_module
+    step = loss_step(module, split)
+    if len(ids) < MANY or step is None or unfavourable(module):
+        return None
+    if not all(declares(module, contract, step) for contract in ("stackable", "loss_is_mean")):
         return None
     try:
-        found = evaluate_together(trainer, step, split, ids, models)
-    except Exception as error:  # that there is another way is enough to know
-        log.debug("Clients are evaluated one by one: %s", error)
+        return evaluate_together(trainer, step, split, ids, models)
+    except Exception as error:  # torch.func has many ways to refuse a step; bad data are named one by one
+        log.info("Clients are evaluated one by one: %s: %s", type(error).__name__, error)
         return None
-    return found if all(_alike(found[cid], alone(cid)) for cid in (ids[0], ids[-1])) else None
-
-
-def _alike(a: Evaluation, b: Evaluation) -> bool:
-    pairs = ((a.loss, b.loss), (a.accuracy, b.accuracy), (a.examples, b.examples))
-    return all(math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6) or (x != x and y != y) for x, y in pairs)
 
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
@@ -101,7 +102,7 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     try:
         with measuring(trainer):
             stacked = Models(federation.layout, models)
-            found = None if buffers else _evaluate_together(trainer, split, list(models), alone, stacked)
+            found = None if buffers else _evaluate_together(trainer, split, list(models), stacked)
             return found or {cid: alone(cid) for cid in models}
     finally:
         overwrite(parameters_of(module), parameters)

@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
@@ -19,14 +19,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed._compat import is_overridden
 from lightning_fed.evaluations import Evaluation
 from lightning_fed.lean import TRANSFER_HOOKS
-from lightning_fed.local.functional import Notes, Step, UnfitError
+from lightning_fed.local.functional import Notes, PureStep, UnfitError
 from lightning_fed.local.stack import STACK
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import TensorLoader
 from lightning_fed.vector import Layout
 from lightning_fed.visit import move_batch
 
-#: From so many clients on it pays.
+#: Minimum number of clients for evaluating them together.
 MANY = 16
 #: Samples make up a batch until they fill this, and ``eval_batch_size`` of them in any case.
 BATCH_BYTES = 2**20
@@ -115,8 +115,7 @@ class _BySample:
     """Loss and accuracy of every sample: as a step returns or logs them for a batch of that sample alone."""
 
     def __init__(self, trainer: pl.Trainer, step: str) -> None:
-        self.module = trainer.lightning_module
-        self._step = Step(self.module, step)
+        self._step = PureStep(trainer.lightning_module, step)
         self._known = (True, True)
 
     def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor | None]:
@@ -144,12 +143,8 @@ class _BySample:
 
     def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and accuracy of one sample; zero where the step tells none."""
-        notes = Notes()
-        with notes.taken(self.module):
-            batch = [part.unsqueeze(0) for part in sample]
-            output = functional_call(self._step, {f"module.{name}": t for name, t in model.items()}, (batch,))
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if not isinstance(loss, Tensor):
+        loss, notes = self._step.run(model, [part.unsqueeze(0) for part in sample])
+        if loss is None:
             loss = _logged(notes, "loss")
         accuracy = _logged(notes, "acc")
         if isinstance(accuracy, Metric):

@@ -15,6 +15,8 @@ from lightning_fed.arguments import positive
 class Classifier(pl.LightningModule):
     """Cross entropy, plain SGD, and accuracy on train, val and test; a subclass gives ``forward``.
 
+    A subclass declares ``stackable`` and ``loss_is_mean`` for its ``forward`` (docs/speed.md).
+
     Args:
         classes: number of classes.
         lr: step size of SGD.

@@ -22,6 +22,8 @@ class FemnistCNN(Classifier):
     6603710
     """
 
+    stackable = loss_is_mean = True
+
     def __init__(self, lr: float = 0.01, classes: int = 62, log_train: bool = True) -> None:
         super().__init__(classes, lr, log_train)
         self.save_hyperparameters()

@@ -27,6 +27,8 @@ class MLP(Classifier):
     2282
     """
 
+    stackable = loss_is_mean = True
+
     def __init__(
         self,
         sizes: Sequence[int] = (60, 32, 10),

@@ -6,42 +6,67 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.native.steps import Steps
 
 Step = Callable[..., list[Tensor]]
+Lengths = NDArray[np.int64]
 
 compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C compiler")
 each_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
 
+def evenly(client: Sequence[Tensor], varying: Sequence[Tensor]) -> Lengths:
+    """As many steps for every client."""
+    return np.full(len(client[0]), len(varying[0]) // len(client[0]))
+
+
 def one_by_one(
-    step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+    step: Step,
+    client: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    varying: Sequence[Tensor],
+    lengths: Lengths | None = None,
 ) -> list[Tensor]:
     """What the steps of all clients leave, and the models they lead to."""
-    m, models, left = len(client[0]), [], []
-    for c in range(m):
+    lengths, models, left = evenly(client, varying) if lengths is None else lengths, [], []
+    for c, count in enumerate(lengths):
         x, *rest = (t[c : c + 1] for t in client)
-        for own in zip(*(part.unflatten(0, (m, -1))[c] for part in varying), strict=True):
+        first = int(lengths[:c].sum())
+        for own in zip(*(part[first : first + count] for part in varying), strict=True):
             x, *results = step(x, *rest, *shared, *own)
             left.append(results)
         models.append(x)
     return [*(torch.stack(part) for part in zip(*left, strict=True)), torch.cat(models)]
 
 
-def in_c(step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> list[Tensor]:
-    x = client[0].clone()
+def in_c(
+    step: Step,
+    client: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    varying: Sequence[Tensor],
+    lengths: Lengths | None = None,
+) -> list[Tensor]:
+    x, lengths = client[0].clone(), evenly(client, varying) if lengths is None else lengths
     code = Steps(step, [t[:1] for t in client], shared, [part[0] for part in varying])
-    return [*code([x, *client[1:]], shared, varying), x]
+    return [*code([x, *client[1:]], shared, varying, lengths), x]
 
 
-def agree(step: Step, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> None:
-    expected = one_by_one(step, client, shared, varying)
-    found = in_c(step, client, shared, varying)
+def agree(
+    step: Step,
+    client: Sequence[Tensor],
+    shared: Sequence[Tensor],
+    varying: Sequence[Tensor],
+    lengths: Lengths | None = None,
+) -> None:
+    expected = one_by_one(step, client, shared, varying, lengths)
+    found = in_c(step, client, shared, varying, lengths)
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections import deque
 from typing import Any
 
@@ -16,8 +15,6 @@ from torchmetrics import MeanMetric
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM
-
-WORLD = types.SimpleNamespace(factor=1.0)
 
 
 class Odd(Net):
@@ -53,7 +50,6 @@ def data(clients: int = 4, **kwargs: Any) -> FederatedDataModule:
 
 
 def fit(kind: Any, *callbacks: pl.Callback, **kwargs: Any) -> tuple[Tensor, dict[str, float]]:
-    WORLD.factor = 1.0
     options = {"local_steps": 3, "seed": 3, "evaluate_every": 0, "figure": False, "engine": "sequential"}
     algorithm: Algorithm = kwargs.pop("algorithm", FedADMM(eta=0.5))
     trainer_options, own_data = kwargs.pop("trainer", {}), kwargs.pop("data", None) or data()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -13,9 +13,10 @@ from pytorch_lightning.plugins.precision import DoublePrecision, Precision
 from pytorch_lightning.utilities import rank_zero_info
 from torch import nn, optim
 
+from lightning_fed.attributes import settings_of
 from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
-from lightning_fed.engines.fusing import layers_without_gradients
+from lightning_fed.declarations import declares, undeclared
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.trial import try_out
 from lightning_fed.engines.vectorized import VectorizedEngine
@@ -44,8 +45,8 @@ ELEMENTWISE = (
     optim.Adadelta,
 )
 
-#: Compiling pays if it saves more than this: C code takes a second, torch's compiler, if it is cold, twenty.
-C_SECONDS, COMPILE_SECONDS = 2, 30
+#: C code pays if it saves more seconds than this: it takes one to compile.
+C_SECONDS = 2
 #: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
 SAVED_SECONDS = 1e-4
 
@@ -100,18 +101,17 @@ def hooked(module: nn.Module) -> str | None:
 
 
 class Choice:
-    """Decides once per model and stays with it, so that equal runs do equal things.
+    """Decides once per model and its settings, and stays with it, so that equal runs do equal things.
 
     Args:
         asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
-        compile: whether stacked steps are compiled; ``auto`` where the whole run is long enough to pay for it.
+        compile: whether stacked steps are written in C; ``auto`` where the whole run is long enough to pay for it.
         workers: processes for clients that are trained one by one, threads for those whose steps are written in C.
     """
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
         self.asked, self.compile, self.workers = asked, compile, workers
-        self._decided: tuple[Layout, StackedLocal | None] | None = None
-        self._layers: tuple[Layout, list[nn.Linear]] | None = None
+        self._decided: tuple[Layout, Hashable, StackedLocal | None] | None = None
 
     def engine(self, alone: SequentialEngine, layout: Layout, cohort: Sequence[ClientId]) -> Engine:
         """The engine of a round; ``alone`` asks one client after another."""
@@ -121,7 +121,6 @@ class Choice:
         stacked = self._stacked(trainer, server, layout, cohort)
         if stacked is not None:
             return VectorizedEngine(alone, stacked)
-        alone.loop.layers = self._large_layers(trainer, server, layout, cohort)
         if self.workers == 1 or len(cohort) == 1:
             return alone
         if reason := why_not_workers(trainer):
@@ -136,9 +135,7 @@ class Choice:
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
     ) -> StackedLocal | None:
         """Whoever answers for a stack of clients; None if clients are asked one by one."""
-        if self._decided is None or self._decided[0] != layout:
-            self._decided = layout, self._decide(trainer, server, layout, cohort)
-        stacked = self._decided[1]
+        stacked = self._decision(trainer, server, layout, cohort)
         if stacked is None or stacked.given_up:
             return None
         if reason := impossible(trainer, server, layout.dtype):  # a callback may have changed something
@@ -146,38 +143,55 @@ class Choice:
             return None
         return stacked
 
+    def _decision(
+        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
+    ) -> StackedLocal | None:
+        """Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them."""
+        if self._decided is not None and self._decided[0] == layout:
+            settings, stacked = self._decided[1:]
+            if stacked is None or settings == settings_of(trainer.lightning_module):
+                return stacked
+        stacked = self._decide(trainer, server, layout, cohort)
+        self._decided = layout, settings_of(trainer.lightning_module), stacked
+        return stacked
+
     def _decide(
         self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
     ) -> StackedLocal | None:
         if self.asked == "sequential":
             return None
-        reason = not_worth_it(trainer, len(cohort)) if self.asked == "auto" else None
-        reason = reason or impossible(trainer, server, layout.dtype)
-        if reason is None:
-            saved = self._saved(trainer, server, len(cohort))
-            stacked = StackedLocal(trainer, layout, saved > COMPILE_SECONDS, saved > C_SECONDS, self.workers)
-            try:
-                try_out(stacked, server, cohort)
-            except UnfitError as error:
-                reason = str(error)
-            else:
-                how = ", compiled" if stacked.in_c or stacked.graphs.compile else ""
-                alone = self.workers > 1 and not stacked.in_c
-                rest = f"; workers={self.workers} are for clients trained one by one" if alone else ""
-                rank_zero_info(f"Clients are trained side by side{how}{rest}.")
-                return stacked
-        if self.asked == "vectorized":
-            raise ValueError(f'engine="vectorized" is impossible here: {reason}. Use engine="auto".')
-        rank_zero_info(f"Clients are trained one by one: {reason}.")
-        return None
+        try:
+            if self.asked == "auto":
+                self._check_worth(trainer, len(cohort))
+            if reason := impossible(trainer, server, layout.dtype):
+                raise UnfitError(reason)
+            stacked = self._made(trainer, server, layout, len(cohort))
+            try_out(stacked, server, cohort)
+        except UnfitError as error:
+            if self.asked == "vectorized":
+                raise ValueError(f'engine="vectorized" is impossible here: {error}. Use engine="auto".') from None
+            rank_zero_info(f"Clients are trained one by one: {error}.")
+            return None
+        how = ", in C" if stacked.in_c else ""
+        alone = self.workers > 1 and not stacked.in_c
+        rest = f"; workers={self.workers} are for clients trained one by one" if alone else ""
+        rank_zero_info(f"Clients are trained side by side{how}{rest}.")
+        return stacked
 
-    def _large_layers(
-        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
-    ) -> list[nn.Linear]:
-        """The layers whose weights' gradients need not be formed."""
-        if self._layers is None or self._layers[0] != layout:
-            self._layers = layout, layers_without_gradients(trainer, server, layout, cohort)
-        return self._layers[1]
+    def _check_worth(self, trainer: pl.Trainer, cohort: int) -> None:
+        """What ``auto`` asks for: that stacking should be faster, and that the module says it is right."""
+        module = trainer.lightning_module
+        if reason := not_worth_it(trainer, cohort):
+            raise UnfitError(reason)
+        if not declares(module, "stackable", "training_step"):
+            raise UnfitError(undeclared(module))
+
+    def _made(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: int) -> StackedLocal:
+        assert server.federation is not None
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        full_batch = min(data.batch_size, max(server.federation.examples.values()))
+        in_c = self._saved(trainer, server, cohort) > C_SECONDS
+        return StackedLocal(trainer, layout, full_batch, in_c, self.workers)
 
     def _saved(self, trainer: pl.Trainer, server: FederatedServer, cohort: int) -> float:
         """Seconds that compiling should save, by the run's size: a clock would make equal runs differ."""

@@ -96,8 +96,8 @@ class VectorizedEngine:
         self.alone, self.stacked = alone, stacked
 
     def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Replies]:
-        size = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
-        size = -(-len(cohort) // -(-len(cohort) // size))
+        most = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
+        size = 1 << (most.bit_length() - 1)  # a power of two: each stack is one node of the tree that sums messages
         for first in range(0, len(cohort), size):
             ids = cohort[first : first + size]
             visits = [Visit(self.alone.round, cid, first + i, len(cohort)) for i, cid in enumerate(ids)]

@@ -1,4 +1,4 @@
-"""Functions of stacked tensors, recorded once and replayed with little Python; compiled where that is wanted."""
+"""Functions of stacked tensors, recorded once and replayed with little Python; in C where that is wanted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,13 +19,12 @@ from lightning_fed.local.parts import Parts
 from lightning_fed.local.simplify import is_pure, simplified
 from lightning_fed.native.steps import Steps
 
+Numbers = NDArray[np.int64]
+
 log = logging.getLogger(__name__)
 
 #: Recorded functions that are kept.
-KEPT = 32
-
-#: Steps that are written in C: more are settings that change all the time, and a compiler would only hold them up.
-IN_C = 8
+KEPT = 64
 #: Clients and steps that are compared with what was recorded.
 FEW = 3
 
@@ -31,40 +32,26 @@ Graph = Callable[..., Sequence[Tensor]]
 
 
 class Graphs:
-    """Recorded functions by key and shape of their inputs.
+    """Recorded functions by the shapes of their inputs, and C code that is made of them."""
 
-    Args:
-        compile: make machine code of steps. The first result of each is compared with the recorded function's; one that
-            does not compile or differs is replayed as it was recorded.
-    """
-
-    def __init__(self, compile: bool) -> None:
-        self.compile = compile
+    def __init__(self) -> None:
         self._parts: dict[Hashable, Parts] = {}
-        self._compiled: dict[Hashable, Graph | None] = {}
         self._in_c: dict[Hashable, Steps | None] = {}
 
-    def parts(self, key: Hashable, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
-        """A step for parameters, shared tensors and data of this shape; ``key`` tells apart what they do not."""
-        whole = key, tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
+    def parts(self, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
+        """A step for parameters, shared tensors and data of this shape."""
+        whole = tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
         if whole not in self._parts:
             # plain tensors: those made in inference mode cannot be differentiated
             with torch.inference_mode(False), torch.no_grad():
                 _keep(self._parts, whole, _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs]))
         return self._parts[whole]
 
-    def compiled(self, key: Hashable, function: Graph, inputs: Sequence[Tensor]) -> Graph | None:
-        """Machine code for inputs of this shape, of a function that may write into them; None if there is none."""
-        whole = key, _shapes(inputs)
-        if self.compile and whole not in self._compiled:
-            with torch.inference_mode(False), torch.no_grad():
-                _keep(self._compiled, whole, _compiled(function, inputs))
-        return self._compiled.get(whole)
-
     def in_c(
         self,
         key: Hashable,
         function: Graph,
+        lengths: Numbers,
         client: Sequence[Tensor],
         shared: Sequence[Tensor],
         varying: Sequence[Tensor],
@@ -75,14 +62,14 @@ class Graphs:
         """
         examples = [*(t[0] for t in client), *shared, *(t[0] for t in varying)]  # however they lie in memory
         whole = key, len(client), len(shared), tuple((t.shape, t.dtype) for t in examples)
-        if whole not in self._in_c and len(self._in_c) < IN_C:
+        if whole not in self._in_c:
             with torch.inference_mode(False), torch.no_grad():
-                self._in_c[whole] = _in_c(function, client, shared, varying)
-        return self._in_c.get(whole)
+                _keep(self._in_c, whole, _in_c(function, lengths, client, shared, varying))
+        return self._in_c[whole]
 
 
 def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-    """Beside the latest others: a setting that changes in every round makes a new one each time."""
+    """Keep a value beside the latest others; the oldest goes."""
     while len(made) >= KEPT:
         del made[next(iter(made))]
     made[key] = value
@@ -119,30 +106,21 @@ def _compare(
             torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
-def _compiled(function: Graph, inputs: Sequence[Tensor]) -> Any:
-    ours, theirs = [_copy(t) for t in inputs], [_copy(t) for t in inputs]
+def _in_c(
+    function: Graph, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+) -> Steps | None:
+    own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
+    begins = np.cumsum(lengths) - lengths
+    steps = [[part[at : at + count].clone() for part in varying] for at, count in zip(begins, few, strict=False)]
     try:
-        compiled: Any = torch._inductor.compile(make_fx(function)(*map(_copy, inputs)), list[Any](ours))
-        expected = function(*theirs)
-        torch.testing.assert_close([*compiled(*ours), *ours], [*expected, *theirs], equal_nan=True)
-    except Exception as error:
-        log.info("Local steps are not compiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
-        return None
-    return compiled
-
-
-def _in_c(function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]) -> Any:
-    m, count = len(client[0]), len(varying[0]) // len(client[0])
-    own = [rows[:FEW].clone() for rows in client]
-    steps = [part.view(m, count, *part.shape[1:])[:FEW, :FEW].clone() for part in varying]
-    try:
-        code = Steps(function, [rows[:1] for rows in own], [_copy(t) for t in shared], [part[0, 0] for part in steps])
-        each = range(len(own[0]))
-        expected = [_one_by_one(function, [t[[i]] for t in own], shared, [part[i] for part in steps]) for i in each]
-        found = [*code(own, shared, [part.flatten(0, 1) for part in steps]), own[0]]
+        examples = [rows[:1] for rows in own], [_copy(t) for t in shared], [part[0] for part in steps[0]]
+        code = Steps(function, *examples)
+        expected = [_one_by_one(function, [t[[i]] for t in own], shared, part) for i, part in enumerate(steps)]
+        found = [*code(own, shared, [torch.cat(part) for part in zip(*steps, strict=True)], few), own[0]]
         torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
-    except Exception as error:
-        log.info("Local steps are not written in C: %s: %s", type(error).__name__, str(error).split("\n")[0])
+    except Exception as error:  # no code, no compiler, other numbers, or whatever torch's tracing refuses
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        log.info("Local steps are not written in C: %s", reason)
         return None
     return code
 

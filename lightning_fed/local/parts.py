@@ -77,6 +77,7 @@ class Parts:
         self._before = _part(recorded, [*shared, *data], places.before, made)
         self.core = _part(recorded, [*seen, *shared, *fed], places.core, [first, *left])
         self.step = bound(self.core)
+        self.whole = bound(recorded)  # all of it, for a single step
         self._after = _part(recorded, [*left, *shared, *data, *made], places.after, rest)
         self._fed = [[*data, *made].index(node) for node in fed]
         self._shared = [None] * len(shared)

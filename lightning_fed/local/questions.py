@@ -45,6 +45,11 @@ class Questions:
         mapped = any(each.after_step or each.evaluate_at for each in asked)
         return cls(torch.stack([each.start for each in asked]), constant, rho, asked if mapped else ())
 
+    def of_some(self, clients: list[int]) -> Questions:
+        """Those of some clients."""
+        constant = None if self.constant is None else self.constant[clients]
+        return Questions(self.start[clients], constant, self.rho, [self.mapped[i] for i in clients if self.mapped])
+
     def __getitem__(self, i: int) -> Question:
         """One of them, up to a constant."""
         return Question(None if self.constant is None else self.constant[i], self.rho)

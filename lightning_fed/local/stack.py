@@ -42,6 +42,15 @@ def rounded(m: int) -> int:
     return -(-m // step) * step
 
 
+def power_of_two(m: int) -> int:
+    """The next power of two.
+
+    >>> [power_of_two(m) for m in (1, 2, 3, 9)]
+    [1, 2, 4, 16]
+    """
+    return 1 << (m - 1).bit_length()
+
+
 class Direction:
     """From the gradients of a stack (m, d) to those of its questions, clipped for each client as the trainer wants it.
 
@@ -55,11 +64,16 @@ class Direction:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        return self.rho, self.limit, self.by_value
+        """What C code is made for; the penalty's weight is among what it is given."""
+        return bool(self.rho), self.limit, self.by_value
 
     def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None) -> Tensor:
+        return self.of(gradient, x, self.rho, constant)
+
+    def of(self, gradient: Tensor, x: Tensor, rho: float | Tensor, constant: Tensor | None) -> Tensor:
+        """The same, with the weight of the penalty as a number or a tensor."""
         if self.rho:
-            gradient = torch.add(gradient, x, alpha=self.rho)
+            gradient = gradient + rho * x if isinstance(rho, Tensor) else torch.add(gradient, x, alpha=rho)
         if constant is not None:  # added in place only to what was made here
             gradient = gradient.add_(constant) if self.rho else gradient + constant
         if not self.limit:

@@ -5,55 +5,55 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed._compat import SIGTERMException
-from lightning_fed.attributes import fingerprint
 from lightning_fed.core import StepMap
-from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
+from lightning_fed.local.functional import Outline, StackedLoss
 from lightning_fed.local.graphs import Graph, Graphs
 from lightning_fed.local.parts import Parts
-from lightning_fed.local.plan import Block, Blocks, Plan
+from lightning_fed.local.plan import Batches, Plan
 from lightning_fed.local.questions import Answers, Questions
-from lightning_fed.local.stack import Direction, Stack, is_plain, rounded, stacked_optimizer
+from lightning_fed.local.stack import Direction, Stack, is_plain, power_of_two, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
 from lightning_fed.native.products import LANES
 from lightning_fed.vector import Layout
 
-#: Every so many stacks, this many samples of a block are looked at together.
-CHECKED, POOL = 10, 256
+Numbers = NDArray[np.int64]
 
 
 class StackedLocal:
-    """Answers the questions of many clients together, in the trainer's module.
+    """Answers the questions of many clients together, by the steps of the trainer's module.
 
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
-        compile: let torch's compiler make machine code of recorded steps.
-        in_c: write steps in C first, as far as they can be.
+        full_batch: samples of a full batch. Steps on full batches can be written in C.
+        in_c: write steps in C, as far as they can be.
         threads: that share clients whose steps are written in C, if torch has not more.
     """
 
     def __init__(
-        self, trainer: pl.Trainer, layout: Layout, compile: bool = False, in_c: bool = False, threads: int = 1
+        self, trainer: pl.Trainer, layout: Layout, full_batch: int, in_c: bool = False, threads: int = 1
     ) -> None:
-        self.trainer, self.layout, self.threads = trainer, layout, threads
+        self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
-        self.graphs = Graphs(compile)
+        self.graphs = Graphs()
         self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
         self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
-        self._checked = 0
         self.given_up = False
         self.alike = True  # as long as all clients of a stack are known to do the same
 
     def give_up(self, error: Exception) -> None:
-        """Clients that work one by one do not work as a stack: from the next round on, it is not tried again."""
+        """Stop stacking from the next round on: clients that work one by one did not work as a stack."""
         if not self.given_up:
             self.given_up = True
             warnings.warn(
@@ -63,46 +63,32 @@ class StackedLocal:
             )
 
     def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
-        return _Run(self, questions, plans).go()
+        """Clients whose batches have another size than the others' form a stack of their own."""
+        log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        by_size = sorted(range(len(plans)), key=lambda i: plans[i].batch_size)
+        stacks = [list(ids) for _, ids in groupby(by_size, key=lambda i: plans[i].batch_size)]
+        x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
+        for ids in stacks:
+            whole = len(stacks) == 1
+            run = _Run(self, questions if whole else questions.of_some(ids), [plans[i] for i in ids], ids, log)
+            found, own_losses = run.go()
+            x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
+            for i, loss in zip(ids, own_losses, strict=True):
+                losses[i] = loss
+        vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
+        return Answers(questions, x, losses, lr, log)
 
-    def parts(self, params: Stack, shared: list[Tensor], data: list[Tensor]) -> tuple[Parts, Outline]:
-        """A step on data of this shape: the flat gradient, losses, and what is logged, as the outline says."""
+    def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
+        """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
         counts = len(params), len(shared)
 
         def differentiate(*flat: Tensor) -> tuple[Tensor, ...]:
             params, rest = list(flat[: counts[0]]), list(flat[counts[0] :])
-            weights, *batch = rest[counts[1] :]
-            gradients, losses, noted = self.loss(params, rest[: counts[1]], batch, weights)
+            gradients, losses, noted = self.loss(params, rest[: counts[1]], rest[counts[1] :])
             return (torch.cat([g.reshape(len(g), -1) for g in gradients], dim=1), losses, *noted)
 
-        parts = self.graphs.parts(fingerprint(self.trainer.lightning_module), differentiate, params, shared, data)
+        parts = self.graphs.parts(differentiate, params, shared, batch)
         return parts, self._outlines.setdefault(parts, self.loss.outline)
-
-    def check(self, at: Stack, block: Block, losses: Tensor, clients: int) -> None:
-        """Compare the first losses of one client, another one each time, with what the module says itself.
-
-        A recorded step holds fast what it saw of the world, such as global variables.
-        """
-        i, self._checked = self._checked % clients, self._checked + 1
-        with torch.inference_mode(False), torch.enable_grad():
-            own = [part[i, : int(block.sizes[0, i])].clone() for part in block.batch(0)]
-            expected = self.loss.alone([p[i].clone() for p in at], own).to(losses.dtype)
-        tolerance = torch.finfo(losses.dtype).eps ** 0.6
-        if not torch.isclose(losses[i], expected, rtol=tolerance, atol=tolerance, equal_nan=True):
-            raise UnfitError("training_step gives another loss than when it was recorded")
-
-    def check_mean(self, at: Stack, block: Block, clients: int) -> None:
-        """Now and then, on a pool of samples of all clients, where one of them has come to."""
-        if self._checked % CHECKED:
-            return
-        i = self._checked // CHECKED % clients
-        with torch.inference_mode(False), torch.enable_grad():
-            inside = (block.weights > 0).transpose(0, 1)
-            count = int(inside.sum())
-            rows = inside.flatten().nonzero().squeeze(1)[torch.linspace(0, count - 1, min(count, POOL)).long()]
-            pool = [part[:, : block.steps].flatten(0, 2)[rows].clone() for part in block.tensors]
-            if not self.loss.is_mean([p[i].clone() for p in at], pool):
-                raise UnfitError("the loss of a batch is not the mean over its samples")
 
     def convert(self, batch: Any) -> Any:
         return self.trainer.precision_plugin.convert_input(batch)
@@ -111,38 +97,44 @@ class StackedLocal:
 class _Run:
     """The local steps of one stack, from its questions to its answers.
 
-    All parameters are views of one tensor ``x`` (m, d), which is changed in place.
+    All parameters are views of one tensor ``x`` (m, d), which is changed in place. The stack may be filled up with
+    copies of its first client, whose results are dropped.
+
+    Args:
+        ids: which clients of the log these are.
     """
 
-    def __init__(self, local: StackedLocal, questions: Questions, plans: Sequence[Plan]) -> None:
-        self.local, self.questions, self.plans = local, questions, plans
+    def __init__(
+        self, local: StackedLocal, questions: Questions, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
+    ) -> None:
+        self.local, self.questions, self.log = local, questions, log
         self.trainer, self.layout = local.trainer, local.layout
         self.optimizer = self.trainer.optimizers[0]
-        self.fused = is_plain(self.optimizer) and not questions.mapped
-        self.in_c = self.fused and local.in_c
-        self.m = len(plans) if self.in_c else rounded(len(plans))
+        self.plain = is_plain(self.optimizer) and not questions.mapped
+        self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
+        self.real = len(plans)
+        self.m = self.real if self.in_c else rounded(self.real)
+        self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
+        self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
         self.x = self._filled(questions.start)
         self.params = self._split(self.x)
         self.constant = None if questions.constant is None else self._filled(questions.constant)
         self.direction = Direction(self.trainer, questions.rho)
         self.shared = local.loss.shared()
-        self.steps = torch.tensor([plan.steps for plan in plans] + [0] * (self.m - len(plans)))
         self.lr = float(self.optimizer.param_groups[0]["lr"])
-        self.log = StepLog()
+        self.totals = torch.zeros(self.m, dtype=torch.float64)
+        self.counts = torch.zeros(self.m, dtype=torch.float64)
 
-    def go(self) -> Answers:
-        done = 0
-        totals = counts = torch.zeros(self.m, dtype=torch.float64, device=self.x.device)
-        with torch.inference_mode() if self.fused else torch.no_grad():
-            for block in Blocks(self.plans, self.m, self.local.convert, self.x):
-                totals = totals + (self._block(block, done).double() * block.sizes).sum(0)
-                counts = counts + block.sizes.sum(0)
-                done += block.steps
-        vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
-        losses = (totals / counts)[: len(self.plans)]
+    def go(self) -> tuple[Tensor, list[float]]:
+        """Where the clients end (m, d), and their mean losses."""
+        with torch.inference_mode() if self.plain else torch.no_grad():
+            batches = Batches(self.plans, self.local.convert, self.x)
+            if not self.in_c or not self._all_in_c(batches):
+                self._side_by_side(batches)
+        losses = (self.totals / self.counts)[: self.real]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return Answers(self.questions, self.x[: len(self.plans)], losses.tolist(), self.lr, self.log)
+        return self.x[: self.real], losses.tolist()
 
     def _filled(self, rows: Tensor) -> Tensor:
         """A copy of the rows; the first one fills the stack up."""
@@ -153,121 +145,104 @@ class _Run:
         parts = torch.split(rows, [math.prod(shape) for shape in self.layout.shapes], dim=1)
         return [part.view(len(rows), *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
-    @property
-    def _own(self) -> list[Tensor]:
-        """What each client has for all its steps."""
-        return [self.x] if self.constant is None else [self.x, self.constant]
+    def _note(self, outline: Outline, members: Numbers, steps: Numbers, size: int, results: Sequence[Tensor]) -> None:
+        """Take in the losses (K,) of K steps and what they noted: of these clients, in these steps of their visits."""
+        losses, *noted = results
+        if len(real := np.flatnonzero(members < self.real)) < len(members):
+            chosen = torch.from_numpy(real)
+            members, steps, losses = members[real], steps[real], losses[chosen]
+            noted = [value[chosen] for value in noted]
+        owners = torch.from_numpy(members)
+        self.totals.index_add_(0, owners, losses.double().cpu() * size)
+        self.counts.index_add_(0, owners, torch.full((len(members),), float(size), dtype=torch.float64))
+        self.log.note(outline, self.ids[members], steps, size, noted)
 
-    def _active(self, done: int, steps: int) -> Tensor | None:
-        """Who is still at work in each of the next steps (T, m, 1); None if everybody is."""
-        real = self.steps[: len(self.plans)]
-        if bool((real >= done + steps).all()):
-            return None
-        return (torch.arange(done, done + steps).unsqueeze(1) < self.steps).unsqueeze(-1).to(self.x.device)
+    # Steps as recorded: everybody takes step t together.
 
-    def _block(self, block: Block, done: int) -> Tensor:
-        """Losses (T, m) of the steps of a block."""
-        start = [p.clone() for p in self._mapped("evaluate_at", 0.0)] if done == 0 else []
-        results = self._in_c(block, done) if self.in_c else None
-        outline, (losses, *noted) = results or self._side_by_side(block, done)
-        if done == 0:
-            self.local.check_mean(self.params, block, len(self.plans))
-            self.local.check(start, block, losses[0], len(self.plans))
-        self.log.note(block, outline, noted)
-        return losses
+    def _side_by_side(self, batches: Batches) -> None:
+        size, length = batches.batch_size, batches.block
+        if not self.plain:
+            self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
+        for first in range(0, batches.steps, length):
+            steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
+            sizes = np.zeros((min(length, batches.steps - first), self.m), dtype=np.int64)  # 0 for who waits
+            for i, own in enumerate(batches.sizes):
+                taken = own[first : first + length]
+                sizes[: len(taken), i] = taken
+            tensors = [part.unflatten(0, (self.m, length)) for part in batches.take(steps)]
+            if bool(((sizes == size) | (sizes == 0)).all()):
+                self._full_batches(tensors, sizes, size, first)
+            else:
+                self._batches_of_any_size(tensors, sizes, first)
 
-    def _side_by_side(self, block: Block, done: int) -> tuple[Outline, list[Tensor]]:
-        """Results (T, m, ...) of the steps of a block, each of which is taken by all clients at once."""
-        data = [block.weights, *(tensor.transpose(0, 1)[: block.steps] for tensor in block.tensors)]
+    def _full_batches(self, tensors: list[Tensor], sizes: Numbers, size: int, first: int) -> None:
+        """Steps in which everybody who still works has a full batch: what depends on data alone is done before them."""
+        steps = len(sizes)
+        data = [tensor.transpose(0, 1)[:steps] for tensor in tensors]
         parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
         prepared = parts.before(self.shared, data)
-        advance = self._fused if self.fused else self._general
-        left = advance(parts, parts.fed(prepared), done, block.steps)
-        return outline, parts.after(left, self.shared, prepared)
-
-    def _in_c(self, block: Block, done: int) -> tuple[Outline, list[Tensor]] | None:
-        """The same by C code that goes from step to step and from client to client; None if there is none."""
-        kinds = [block.weights.transpose(0, 1), *(tensor[:, : block.steps] for tensor in block.tensors)]
-        data = [kind.flatten(0, 1).unsqueeze(1) for kind in kinds]  # of a stack of one, for m * T steps
-        parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in data])
-        prepared = parts.before(self.shared, data)
-        active = self._active(done, block.steps)
-        lengths = self.x.new_full((len(data[0]),), -self.lr)
-        if active is not None:
-            lengths = lengths * active.squeeze(-1).t().flatten()
-        given = self._own, self.shared, [lengths, *parts.fed(prepared)]
-        code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), *given)
-        if code is None:
-            self.in_c = self.local.in_c = False
-            return None
-        self._heed_signals()
-        results = parts.after(code(*given, self.local.threads), self.shared, prepared)
-        return outline, [r.reshape(self.m, block.steps, *r.shape[2:]).transpose(0, 1) for r in results]
-
-    def _fused(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
-        """Plain gradient steps on the question."""
-        active, left = self._active(done, steps), []
-        lengths = self.x.new_full((steps,), -self.lr) if active is None else active.to(self.x) * -self.lr
-        lasting = [*self._own, *self.shared]
-        compiled = self._compiled(parts, lasting, [lengths[0], *(part[0] for part in fed)])
-        views = parts.views(*self.params)
-        for length, *own in zip(lengths.unbind(), *(part.unbind() for part in fed), strict=True):
-            self._heed_signals()
-            if compiled is not None:
-                left.append(compiled(*lasting, length, *own))
-                continue
-            gradient, *rest = parts.step(*views, *self.shared, *own)
-            self.x.addcmul_(self.direction(gradient, self.x, self.constant), length)
-            left.append(rest)
-        return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
-
-    def _compiled(self, parts: Parts, lasting: Sequence[Tensor], varying: Sequence[Tensor]) -> Graph | None:
-        """One step as machine code; None if that is not wanted or impossible."""
-        moved = self._step(parts)
-
-        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
-            new, *left = moved(x, *rest)
-            x.copy_(new)
-            return left
-
-        return self.local.graphs.compiled((parts, *self.direction.key), step, [*lasting, *varying])
-
-    def _step(self, parts: Parts) -> Graph:
-        """From models, constants if there are any, what is shared, lengths and what the core is fed, to the next models
-        and what the core leaves."""
-        constants, count = int(self.constant is not None), len(self.shared)
-
-        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
-            constant, shared, (length, *own) = rest[:constants], rest[constants:][:count], rest[constants + count :]
-            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
-            return [x + length * self.direction(gradient, x, constant[0] if constants else None), *left]
-
-        return step
-
-    def _general(self, parts: Parts, fed: Sequence[Tensor], done: int, steps: int) -> list[Tensor]:
-        """Steps of any elementwise optimiser, which works on the stack as on one model; maps row by row."""
-        active, left = self._active(done, steps), []
-        if done == 0:
-            self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
+        fed, views, left = parts.fed(prepared), parts.views(*self.params), []
         for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
-            self._heed_signals()
-            at = self._mapped("evaluate_at", (done + t) * self.lr)
-            gradient, *rest = parts.step(*parts.views(*at), *self.shared, *own)
-            gradients = self._split(self.direction(gradient, self.x, self.constant))
-            before = None if active is None else self.x.clone()
-            for p, own_gradient in zip(self.params, gradients, strict=True):
+            at = views if not self.questions.mapped else parts.views(*self._at(first + t))
+            gradient, *rest = parts.step(*at, *self.shared, *own)
+            self._advance(gradient, sizes[t])
+            left.append(rest)
+        results = parts.after([torch.stack(pieces) for pieces in zip(*left, strict=True)], self.shared, prepared)
+        working = np.nonzero(sizes.T)  # one client after another
+        index = torch.from_numpy(working[1] * self.m + working[0])
+        whole = len(index) == sizes.size
+        flat = [result.transpose(0, 1).flatten(0, 1) if whole else result.flatten(0, 1)[index] for result in results]
+        self._note(outline, working[0], working[1] + first, size, flat)
+
+    def _batches_of_any_size(self, tensors: list[Tensor], sizes: Numbers, first: int) -> None:
+        """Steps in which batches differ: one gradient call for each size, then one step of everybody who works."""
+        for t, own in enumerate(sizes):
+            gradient = torch.zeros_like(self.x)
+            at = self._at(first + t)
+            for size in np.unique(own[own > 0]).tolist():
+                members = np.flatnonzero(own == size)
+                rows = self._rows(members)
+                batch = [tensor[:, t][rows, :size] for tensor in tensors]
+                self._gradient_of(gradient, members, rows, at, batch, np.full(len(members), first + t))
+            self._advance(gradient, own)
+
+    def _rows(self, members: Numbers) -> Tensor:
+        """The members, with the first one again until they are a power of two: few sizes are recorded."""
+        missing = min(power_of_two(len(members)), self.m) - len(members)
+        return torch.from_numpy(np.concatenate([members, members[:1].repeat(missing)])).to(self.x.device)
+
+    def _gradient_of(
+        self, gradient: Tensor, members: Numbers, rows: Tensor, at: Stack, batch: list[Tensor], steps: Numbers
+    ) -> None:
+        """Put the gradients of these members' batches, all of one size, where they belong."""
+        params, count = [p[rows] for p in at], len(members)
+        parts, outline = self.local.parts(params, self.shared, batch)
+        found, *results = parts.whole(*params, *self.shared, *batch)
+        gradient[rows[:count]] = found[:count]
+        self._note(outline, members, steps, batch[0].shape[1], [result[:count] for result in results])
+
+    def _advance(self, gradient: Tensor, working: Numbers) -> None:
+        """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
+        if self.trainer.received_sigterm:
+            raise SIGTERMException
+        everybody = bool((working[: self.real] > 0).all())
+        before = None if everybody else self.x.clone()
+        direction = self.direction(gradient, self.x, self.constant)
+        if self.plain:
+            self.x.add_(direction, alpha=-self.lr)
+        else:
+            for p, own_gradient in zip(self.params, self._split(direction), strict=True):
                 p.grad = own_gradient
             self.stacked_optimizer.step()
             for p, value in zip(self.params, self._mapped("after_step", self.lr), strict=True):
                 p.copy_(value)
-            if active is not None and before is not None:
-                self.x.copy_(torch.where(active[t], self.x, before))
-            left.append(rest)
-        return [torch.stack(pieces) for pieces in zip(*left, strict=True)]
+        if before is not None:
+            active = torch.from_numpy(working > 0).to(self.x.device).unsqueeze(1)
+            self.x.copy_(torch.where(active, self.x, before))
 
-    def _heed_signals(self) -> None:
-        if self.trainer.received_sigterm:
-            raise SIGTERMException
+    def _at(self, step: int) -> Stack:
+        """Where gradients are taken in a step."""
+        return self._mapped("evaluate_at", step * self.lr)
 
     def _mapped(self, name: str, argument: float) -> Stack:
         maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
@@ -279,3 +254,84 @@ class _Run:
     def _by_parameter(self) -> dict[int, Tensor]:
         named = dict(self.trainer.lightning_module.named_parameters())
         return {id(named[name]): p for name, p in zip(self.layout.names, self.params, strict=True)}
+
+    # Steps in C: each client takes all its steps on full batches, one client after another.
+
+    def _all_in_c(self, batches: Batches) -> bool:
+        """Full batches in C, short ones as recorded in between; False, and nothing done, if there is no such code."""
+        done = np.zeros(self.m, dtype=np.int64)
+        ends = np.array([len(own) for own in batches.sizes])
+        while bool((done < ends).any()):
+            runs = [
+                slice(at, at + _run_length(own[at : at + batches.block], batches.batch_size))
+                for own, at in zip(batches.sizes, done.tolist(), strict=True)
+            ]
+            lengths = np.array([run.stop - run.start for run in runs])
+            if lengths.any():
+                if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
+                    return False
+                done += lengths
+            self._short_batches(batches, done, ends)
+        return True
+
+    def _short_batches(self, batches: Batches, done: Numbers, ends: Numbers) -> None:
+        """One step of every client whose next batch is short."""
+        due = [int(own[at]) if at < end else 0 for own, at, end in zip(batches.sizes, done, ends, strict=True)]
+        own = np.array([size if size < batches.batch_size else 0 for size in due])
+        if not own.any():
+            return
+        taken = batches.take([slice(at, at + int(size > 0)) for at, size in zip(done.tolist(), own, strict=True)])
+        place, gradient = np.cumsum(own > 0) - 1, torch.zeros_like(self.x)
+        for size in np.unique(own[own > 0]).tolist():
+            members = np.flatnonzero(own == size)
+            rows = self._rows(members)
+            batch = [tensor[torch.from_numpy(place)[rows], :size] for tensor in taken]
+            self._gradient_of(gradient, members, rows, self.params, batch, done[members])
+        self._advance(gradient, own)
+        done += own > 0
+
+    def _in_c(self, data: list[Tensor], done: Numbers, lengths: Numbers, size: int) -> bool:
+        """So many steps of each client, on these batches (K, B, ...) of one client after another."""
+        steps = [part.unsqueeze(1) for part in data]  # of a stack of one
+        parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in steps])
+        prepared = parts.before(self.shared, steps)
+        own = [self.x] if self.constant is None else [self.x, self.constant]
+        numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
+        given = own, [*self.shared, *numbers], parts.fed(prepared)
+        code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
+        if code is None:
+            self.in_c = self.local.in_c = False
+            return False
+        if self.trainer.received_sigterm:
+            raise SIGTERMException
+        results = parts.after(code(*given, lengths, self.local.threads), self.shared, prepared)
+        members = np.repeat(np.arange(self.m), lengths)
+        numbered = np.concatenate([np.arange(at, at + count) for at, count in zip(done, lengths, strict=True)])
+        self._note(outline, members, numbered, size, [result.squeeze(1) for result in results])
+        return True
+
+    def _step(self, parts: Parts) -> Graph:
+        """One step as a function: of models, constants if there are any, shared tensors, the step's length and the
+        penalty, and what the core is fed; gives the next models and what the core leaves."""
+        constants, count = int(self.constant is not None), len(self.shared)
+
+        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
+            constant, shared, rest = rest[:constants], rest[constants:][:count], rest[constants + count :]
+            length, rho, *own = rest
+            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
+            return [x + length * self.direction.of(gradient, x, rho, constant[0] if constants else None), *left]
+
+        return step
+
+
+def _within(steps: slice, count: int) -> Any:
+    """Steps of a visit, of which those after its end repeat the last one."""
+    if steps.stop <= count:
+        return steps
+    return [min(step, count - 1) for step in range(steps.start, steps.stop)]
+
+
+def _run_length(sizes: Numbers, full: int) -> int:
+    """How many full batches come first."""
+    short = np.flatnonzero(sizes != full)
+    return int(short[0]) if len(short) else len(sizes)

@@ -6,7 +6,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
@@ -73,7 +75,7 @@ _ALSO = (
 )
 
 
-_WHERE = {"client": "c", "shared": "0", "step": "(c * steps + s)"}
+_WHERE = {"client": "c", "shared": "0", "step": "s"}
 
 
 class Steps:
@@ -97,22 +99,30 @@ class Steps:
         source = Source(make_fx(functionalize(step), decomposition_table=table)(*examples))
         kinds = [*["client"] * len(client), *["shared"] * len(shared), *["step"] * len(varying)]
         self._run: Any = built(text(source, kinds)).run
-        self._run.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 3]
+        self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._constants = source.constants
         self._results = [place.meta for place in source.outputs[1:]]
 
     def __call__(
-        self, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor], threads: int = 1
+        self,
+        client: Sequence[Tensor],
+        shared: Sequence[Tensor],
+        varying: Sequence[Tensor],
+        lengths: NDArray[np.int64],
+        threads: int = 1,
     ) -> list[Tensor]:
-        """The results (m * T, ...) of T steps of m clients, one client after another; their models move on."""
-        x, steps = client[0], len(varying[0]) // len(client[0])
+        """The results (K, ...) of K steps: so many of each client, one client after another; their models move on."""
+        x, begins = client[0], np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
+        assert len(lengths) == len(x)
+        assert begins[-1] == len(varying[0])
         results = [x.new_empty((len(varying[0]), *meta.shape), dtype=meta.dtype) for meta in self._results]
         given = [t.contiguous() for t in (*client[1:], *shared, *varying)]
         assert x.is_contiguous()
         table = (ctypes.c_void_p * (1 + len(given) + len(self._constants) + len(results)))(
             *(t.data_ptr() for t in (x, *given, *self._constants, *results))
         )
-        spread(lambda first, last: self._run(table, first, last, steps), len(x), least=threads)
+        at = begins.ctypes.data
+        spread(lambda first, last: self._run(table, at, first, last), len(x), least=threads)
         return results
 
 
@@ -133,13 +143,13 @@ def text(source: Source, kinds: Sequence[str]) -> str:
             _FUSING,
             *(line for lines in source.functions for line in lines),
             _NOT_FUSING,
-            "void run(void **at, size_t first, size_t last, size_t steps) {",
+            "void run(void **at, const size_t *begins, size_t first, size_t last) {",
             f"_Alignas(64) T now[{size}], next[{size}];",
             *(f"_Alignas(64) {place.type} {place.name}[{place.meta.numel()}];" for place in source.scratch),
             "for (size_t c = first; c < last; c++) {",
             f"T *x = (T *)at[0] + c * {size}, *a = now, *b = next;",
             "memcpy(a, x, sizeof now);",
-            "for (size_t s = 0; s < steps; s++) {",
+            "for (size_t s = begins[c]; s < begins[c + 1]; s++) {",
             "const T *restrict in0 = a;",
             "T *restrict out0 = b;",
             *pointers,

@@ -11,16 +11,12 @@ from modules import quiet_trainer
 from stacks import TOLERANCE, Smooth, data, fit
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.engines import ClientError
-
-
-class NotAMean(Smooth):
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
 
 
 class LooksAtTheIndex(Smooth):
@@ -59,26 +55,18 @@ class AsksTheMetric(Smooth):
         return super().training_step(batch, batch_idx)
 
 
-class SumsUp(Smooth):
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.log("samples", float(len(batch[1])), reduce_fx="sum")
-        return super().training_step(batch, batch_idx)
-
-
 class Hooked(Smooth):
     def on_train_batch_end(self, *_: Any) -> None:
         pass
 
 
 REFUSED = {
-    NotAMean: "not the mean over its samples",
     LooksAtTheIndex: "uses batch_idx",
     LooksAtTheTrainer: "looks at the trainer",
     Draws: "draws random numbers",
     Counts: "changes Counts.count",
-    Branches: "does not work under torch.func",
+    Branches: "turns a tensor into a number, or decides by its value",
     AsksTheMetric: "asks a metric for its value",
-    SumsUp: "'samples'",
     Hooked: "overrides on_train_batch_end",
 }
 
@@ -89,18 +77,101 @@ def test_what_cannot_be_stacked_is_refused_by_name_and_trained_one_by_one_by_def
 ) -> None:
     with pytest.raises(ValueError, match=f'engine="vectorized" is impossible here: .*{REFUSED[kind]}'):
         fit("vectorized", FedADMM(), kind())
-    server, _ = fit("auto", FedADMM(), kind())
+    declared: Any = type(kind.__name__, (kind,), {"stackable": True})
+    server, _ = fit("auto", FedADMM(), declared())
     assert sum("Clients are trained one by one" in text and REFUSED[kind] in text for text in caplog.messages) == 1
     expected, _ = fit("sequential", FedADMM(), kind())
     assert torch.equal(server.federation.server.x_bar, expected.federation.server.x_bar)
 
 
 @pytest.mark.parametrize(
-    ("model", "reason"), [({"dropout": 0.3}, "torch.func"), ({"norm": True}, "torch.func|buffers")]
+    ("model", "reason"),
+    [
+        ({"dropout": 0.3}, r"Dropout \(net\.3\) draws random numbers"),
+        ({"norm": True}, r"BatchNorm1d \(net\.1\) changes its running statistics in every step"),
+    ],
 )
 def test_layers_that_draw_or_remember_are_refused(model: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         fit("vectorized", FedADMM(), Smooth(**model))
+
+
+def test_a_module_that_declares_nothing_is_trained_one_by_one_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    server, _ = fit("auto", FedADMM(), Smooth())
+    told = [text for text in caplog.messages if "Clients are trained one by one" in text]
+    assert len(told) == 1
+    assert "Smooth does not declare that it can be stacked" in told[0]
+    assert "stackable = True" in told[0]
+    expected, _ = fit("sequential", FedADMM(), Smooth())
+    assert torch.equal(server.federation.server.x_bar, expected.federation.server.x_bar)
+
+
+def test_a_module_that_declares_it_is_stacked(caplog: pytest.LogCaptureFixture) -> None:
+    class Declared(Smooth):
+        stackable = True
+
+    fit("auto", FedADMM(), Declared())
+    assert any("Clients are trained side by side" in text for text in caplog.messages)
+
+
+class Remembers(Smooth):
+    """Keeps what it sees in a helper that no copy of the module's parts shows."""
+
+    class Bank:
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = self.Bank()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.bank.seen.append(batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
+
+class Nests(Smooth):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, list[Any]] = {"losses": [[], []]}
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.kept["losses"][0].append(loss.detach())
+        return loss * (1 + len(self.kept["losses"][0]) / 10)
+
+
+class ListsMetrics(Smooth):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = [MeanMetric()]
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.metrics[0].update(batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", [Remembers, Nests, ListsMetrics])
+def test_the_trial_leaves_no_trace(kind: type[Smooth]) -> None:
+    """A module that is refused trains as if it had not been tried."""
+    declared: Any = type(kind.__name__, (kind,), {"stackable": True})
+    with pytest.raises(ValueError, match=r"it changes \w+\.(bank|kept)|it turns a tensor into a number"):
+        fit("vectorized", FedADMM(), kind())
+    found, _ = fit("auto", FedADMM(), declared())
+    expected, _ = fit("sequential", FedADMM(), declared())
+    assert torch.equal(found.federation.server.x_bar, expected.federation.server.x_bar)
+
+
+def test_a_module_that_cannot_be_copied_is_trained_one_by_one() -> None:
+    class Uncopied(Smooth):
+        stackable = True
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("only one of me")
+
+    with pytest.raises(ValueError, match="Uncopied cannot be copied: only one of me"):
+        fit("vectorized", FedADMM(), Uncopied())
+    fit("auto", FedADMM(), Uncopied())
 
 
 def test_hooks_optimisers_and_schedulers_that_need_single_steps_are_refused() -> None:
@@ -123,6 +194,8 @@ def test_hooks_optimisers_and_schedulers_that_need_single_steps_are_refused() ->
 
 def test_auto_leaves_convolutions_and_large_models_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     class Convolves(Smooth):
+        stackable = True
+
         def __init__(self) -> None:
             super().__init__()
             self.conv = nn.Conv1d(1, 1, 3, padding=1).double()

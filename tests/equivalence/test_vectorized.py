@@ -83,12 +83,11 @@ def test_a_compiler_that_fails_or_errs_is_not_used(monkeypatch: pytest.MonkeyPat
     def refuses(*_: Any) -> Any:
         raise RuntimeError("no compiler")
 
-    def errs(graph: Any, inputs: Any) -> Any:
-        return lambda *args: [out + 1e-3 for out in graph(*args)]
+    def errs(step: Any, *_: Any) -> Any:
+        return lambda client, *_: [client[0] + 1e-3]
 
-    monkeypatch.setattr("lightning_fed.local.graphs.Steps", refuses)
     for compiler in (refuses, errs):
-        monkeypatch.setattr("torch._inductor.compile", compiler)
+        monkeypatch.setattr("lightning_fed.local.graphs.Steps", compiler)
         stacked, _ = fit("vectorized", FedADMM(), Smooth(), compile=True)
         x_bar = one_by_one.federation.server.x_bar
         assert torch.allclose(stacked.federation.server.x_bar, x_bar, rtol=0, atol=TOLERANCE)

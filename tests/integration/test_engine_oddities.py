@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from odd_modules import WORLD, KeepsAWindow, Odd, ReadsAMetric, assert_same, data, fit
+from odd_modules import KeepsAWindow, Odd, ReadsAMetric, assert_same, data, fit
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -102,15 +102,19 @@ def one_label_first() -> FederatedDataModule:
     return odd
 
 
+STACKED = (WeightsClasses, SumsLosses, LogsARoot, LogsACount, WeighsBatchesEqually, MetersBatches, KeepsScores)
+
+
+@pytest.mark.parametrize("options", [{}, {"local_steps": None, "local_epochs": 2}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("kind", STACKED, ids=lambda kind: kind.__name__)
+def test_losses_and_logs_of_any_kind_are_stacked_right(kind: type[Odd], options: dict[str, Any]) -> None:
+    for own in (data, one_label_first):
+        expected = fit(kind, data=own(), algorithm=FedAvg(), **options)
+        assert_same(expected, fit(kind, data=own(), algorithm=FedAvg(), engine="vectorized", **options))
+
+
 REFUSED = {
-    WeightsClasses: "not the mean over its samples",
-    SumsLosses: "not the mean over its samples",
-    LogsARoot: "'root' is not the mean",
-    LogsACount: "'count' is not the mean",
-    WeighsBatchesEqually: "'train_loss' is not the mean",
     NamesTheBatch: "uses batch_idx",
-    MetersBatches: "SumMetric is not updated sample by sample",
-    KeepsScores: "MulticlassAUROC keeps what it is given",
     ReadsAMetric: "asks a metric for its value",
     ClampsGradients: r"hook listens to net\.0\.weight",
     ClampsWeights: "hook listens to the optimiser",
@@ -121,9 +125,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 def test_what_a_stack_would_get_wrong_is_refused(kind: type[Odd]) -> None:
-    own = one_label_first() if kind in (WeightsClasses, SumsLosses) else None
     with pytest.raises(ValueError, match=REFUSED[kind]):
-        fit(kind, engine="vectorized", data=own, algorithm=FedAvg())
+        fit(kind, engine="vectorized", algorithm=FedAvg())
 
 
 class Settings(Odd):
@@ -137,7 +140,7 @@ class Settings(Odd):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         known = {"hparams": self.hparams, "config": vars(self.config), "nested": self.nested["of"][0]}
-        known |= {"private": {"factor": self._factor}, "world": vars(WORLD)}
+        known |= {"private": {"factor": self._factor}}
         return super().loss(x, y) * known[self.place]["factor"]
 
 
@@ -148,7 +151,7 @@ class Changes(FederatedCallback):
             module._factor = factor
         else:
             homes = {"hparams": module.hparams, "config": vars(module.config), "nested": module.nested["of"][0]}
-            {**homes, "world": vars(WORLD)}[place]["factor"] = factor
+            homes[place]["factor"] = factor
 
 
 @pytest.mark.parametrize("place", ["hparams", "config", "nested", "private"])
@@ -157,13 +160,6 @@ def test_settings_that_change_between_rounds_are_seen_wherever_they_are(
 ) -> None:
     monkeypatch.setattr(Settings, "place", place)
     assert_same(fit(Settings, Changes()), fit(Settings, Changes(), engine="vectorized"))
-
-
-def test_a_changed_world_ends_stacking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settings, "place", "world")
-    expected = fit(Settings, Changes())
-    with pytest.warns(UserWarning, match="another loss than when it was recorded"):
-        assert_same(expected, fit(Settings, Changes(), engine="vectorized"))
 
 
 def test_a_trainer_that_begins_to_accumulate_ends_stacking() -> None:

@@ -17,8 +17,14 @@ from lightning_fed.evaluations import ClientEvaluations
 from lightning_fed.measure import evaluate_own, evaluate_splits
 
 
+class Logged(Net):
+    stackable = loss_is_mean = True
+
+
 class WithMetric(Net):
     """Accuracy as a metric, and a validation step that returns nothing."""
+
+    stackable = loss_is_mean = True
 
     def __init__(self, metric: str = "accuracy", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -38,7 +44,9 @@ class WithMetric(Net):
 
 
 class Sums(Net):
-    """Not a mean over samples."""
+    """Not a mean over samples, and does not say so."""
+
+    stackable = True
 
     def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
@@ -49,6 +57,7 @@ class Sums(Net):
 class Counts(Net):
     """What it does in evaluation is undone."""
 
+    stackable = loss_is_mean = True
     calls = 0
 
     def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
@@ -75,7 +84,8 @@ def evaluated(module: pl.LightningModule, **options: Any) -> dict[str, ClientEva
 
 
 KINDS = {
-    "logged": Net,
+    "undeclared": Net,
+    "logged": Logged,
     "metric": WithMetric,
     "normalised": lambda: WithMetric(norm=True, dropout=0.5),
     "macro": lambda: WithMetric("f1"),
@@ -101,7 +111,10 @@ def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypa
             )
 
 
-@pytest.mark.parametrize(("kind", "used"), [("logged", True), ("metric", True), ("macro", False), ("sums", False)])
+@pytest.mark.parametrize(
+    ("kind", "used"),
+    [("undeclared", False), ("logged", True), ("metric", True), ("macro", False), ("sums", False)],
+)
 def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     singles: list[Any] = []
 
@@ -114,7 +127,7 @@ def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, m
     original = measure._evaluate
     monkeypatch.setattr(measure, "_evaluate", one_by_one)
     evaluated(KINDS[kind]())
-    assert (len(singles) == 3 * 2) is used  # two of each are compared
+    assert len(singles) == (0 if used else 20 + 20 + 18)
 
 
 def test_nothing_of_the_module_is_left_changed() -> None:

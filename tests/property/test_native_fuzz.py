@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
@@ -168,6 +169,6 @@ def test_random_steps_are_torchs(
         code = Steps(step, [x[:1], own[:1]], [common], [data[0]])
     except NoCodeError as error:
         pytest.fail(f"all operators are supported: {error}")
-    found = [*code([x, own], [common], [data]), x]
+    found = [*code([x, own], [common], [data], np.full(CLIENTS, STEPS)), x]
     tolerance = torch.finfo(dtype).eps * 1e4
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from c_steps import Step, agree, each_precision, in_c, needs_compiler
@@ -52,6 +53,14 @@ def classes(m: int, steps: int, dtype: torch.dtype) -> tuple[list[Tensor], list[
 @pytest.mark.parametrize(("m", "steps"), [(1, 1), (1, 5), (4, 1), (5, 4)])
 def test_steps_of_many_clients_are_those_of_each(m: int, steps: int, dtype: torch.dtype) -> None:
     agree(perceptron, *classes(m, steps, dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", [[3, 0, 5, 1], [0, 0, 2], [4]])
+def test_clients_may_have_different_numbers_of_steps(lengths: list[int]) -> None:
+    client, shared, _ = classes(len(lengths), 1, torch.float64)
+    _, _, varying = classes(1, sum(lengths), torch.float64)
+    agree(perceptron, client, shared, varying, np.array(lengths))
 
 
 @needs_compiler
@@ -171,7 +180,7 @@ def test_a_next_model_of_another_shape_or_type_is_refused() -> None:
 )
 def test_steps_that_cannot_be_written_in_c_are_replayed(step: Step, given: Tensor) -> None:
     varying = [given.expand(6, *given.shape).clone()]
-    assert Graphs(False).in_c("key", step, [torch.zeros(2, 4)], [], varying) is None
+    assert Graphs().in_c("key", step, np.array([3, 3]), [torch.zeros(2, 4)], [], varying) is None
 
 
 @needs_compiler
@@ -179,15 +188,16 @@ def test_data_without_numbers_are_no_obstacle() -> None:
     def step(x: Tensor, a: Tensor) -> list[Tensor]:
         return [x + a.sum(), x]
 
-    Graphs(False).in_c("key", step, [torch.zeros(2, 4)], [], [torch.zeros(6, 3, 0)])  # code or none, but no error
+    # code or none, but no error
+    Graphs().in_c("key", step, np.array([3, 3]), [torch.zeros(2, 4)], [], [torch.zeros(6, 3, 0)])
 
 
 @needs_compiler
 def test_code_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [torch.randn(2, 4)], [], [torch.randn(6)]
-    assert Graphs(False).in_c("key", lambda x, a: [x.sin() * a], *given) is not None
+    assert Graphs().in_c("key", lambda x, a: [x.sin() * a], np.array([3, 3]), *given) is not None
     monkeypatch.setattr(Steps, "__call__", lambda *_: [])
-    assert Graphs(False).in_c("key", lambda x, a: [x.sin() * a], *given) is None
+    assert Graphs().in_c("key", lambda x, a: [x.sin() * a], np.array([3, 3]), *given) is None
 
 
 @pytest.mark.parametrize("text", ["exit 1", "exit 0", "echo no library > steps.so; echo no >&2; kill $$"])
@@ -200,7 +210,8 @@ def test_a_compiler_that_fails_is_no_obstacle(text: str, tmp_path: Path, monkeyp
         build.built.__wrapped__(f"int failing; /* {text} */")
     step = {"exit 1": torch.sin, "exit 0": torch.cos}.get(text, torch.tanh)
     monkeypatch.setattr("lightning_fed.native.steps.built", build.built.__wrapped__)
-    assert Graphs(False).in_c("key", lambda x, a: [step(x) * a], [torch.randn(2, 4)], [], [torch.randn(6)]) is None
+    given = [torch.randn(2, 4)], [], [torch.randn(6)]
+    assert Graphs().in_c("key", lambda x, a: [step(x) * a], np.array([3, 3]), *given) is None
     assert not [file for file in (tmp_path / "cache" / "native").iterdir() if file.is_dir()]
 
 
@@ -216,7 +227,8 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("LIGHTNING_FED_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr("lightning_fed.native.steps.built", build.built.__wrapped__)
-    Graphs(False).in_c("key", lambda x, a: [x.cos() - a], [torch.randn(2, 4)], [], [torch.randn(6)])  # no error
+    given = [torch.randn(2, 4)], [], [torch.randn(6)]
+    Graphs().in_c("key", lambda x, a: [x.cos() - a], np.array([3, 3]), *given)  # no error
 
 
 @needs_compiler
@@ -239,18 +251,10 @@ def test_what_is_damaged_is_compiled_again(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_settings_that_change_all_the_time_are_not_compiled_for_ever() -> None:
-    graphs, given = Graphs(compile=False), ([torch.ones(1, 2)], [], [torch.ones(1)])
-    made = [graphs.in_c(key, lambda x, a: [x + a], *given) is not None for key in range(10)]
-    assert made == [True] * 8 + [False] * 2
-    assert graphs.in_c(0, lambda x, a: [x + a], *given) is not None
-
-
-@needs_compiler
 def test_code_serves_any_number_of_clients_and_steps_however_they_lie_in_memory() -> None:
-    graphs = Graphs(compile=False)
+    graphs = Graphs()
     made = {
-        graphs.in_c("key", lambda x, a: [x + a], [torch.ones(m, 2)], [], [torch.ones(2, m * t).t()])
+        graphs.in_c("key", lambda x, a: [x + a], np.full(m, t), [torch.ones(m, 2)], [], [torch.ones(2, m * t).t()])
         for m, t in ((1, 1), (2, 3), (5, 4))
     }
     assert len(made) == 1

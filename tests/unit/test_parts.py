@@ -42,7 +42,7 @@ def example() -> tuple[Tensor, list[Tensor], list[Tensor]]:
 
 def taken_apart(function: Callable[..., Any]) -> Parts:
     params, shared, data = example()
-    return Graphs(compile=False).parts("key", function, [params], shared, [part[0] for part in data])
+    return Graphs().parts(function, [params], shared, [part[0] for part in data])
 
 
 def test_steps_in_parts_give_what_whole_steps_give() -> None:
@@ -55,6 +55,12 @@ def test_steps_in_parts_give_what_whole_steps_give() -> None:
     found, results = run(taken_apart(regression), params, shared, data)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(results, [torch.stack(pieces) for pieces in zip(*wholes, strict=True)])
+
+
+def test_a_whole_step_gives_what_the_function_gives() -> None:
+    params, shared, data = example()
+    own = [part[0] for part in data]
+    torch.testing.assert_close(taken_apart(regression).whole(params, *shared, *own), regression(params, *shared, *own))
 
 
 def test_only_what_the_next_step_needs_is_done_in_every_step() -> None:
@@ -104,19 +110,3 @@ def test_a_gradient_that_needs_no_parameters_is_not_changed_by_steps() -> None:
     found, _ = run(taken_apart(lambda p, scale, x, y: (x, (p * x).sum(1) + y)), params.clone(), shared, data)
     torch.testing.assert_close(found, params - 0.1 * data[0].sum(0))
     assert all(map(torch.equal, data, kept))
-
-
-def test_compiled_functions_may_write_into_what_they_are_given_but_not_when_they_are_made() -> None:
-    x, y = torch.randn(3, 4), torch.randn(4).expand(3, 4)
-
-    def step(x: Tensor, y: Tensor) -> list[Tensor]:
-        x.add_(y)
-        return [x.sum(1)]
-
-    before = x.clone()
-    compiled = Graphs(compile=True).compiled("key", step, [x, y])
-    torch.testing.assert_close(x, before, rtol=0, atol=0)
-    if compiled is not None:  # there may be no compiler
-        (sums,) = compiled(x, y)
-        torch.testing.assert_close(x, before + y)
-        torch.testing.assert_close(sums, (before + y).sum(1))

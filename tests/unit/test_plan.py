@@ -7,9 +7,9 @@ from torch.utils.data import Subset, TensorDataset
 from lightning_fed import FederatedDataModule
 from lightning_fed.local import plan
 from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.plan import Blocks, Plan, Samples
-from lightning_fed.randomness import derive_seed, derive_seeds
-from lightning_fed.visit import Visit, local_epochs
+from lightning_fed.local.plan import Batches, Plan, Samples
+from lightning_fed.tensors import TensorRows, row_by_row
+from lightning_fed.visit import Visit, visit_loaders
 
 
 class _Trainer:
@@ -49,7 +49,7 @@ def _subsets():
 
 def _by_loaders(trainer, server, visit):
     batches = []
-    for loader, count in local_epochs(trainer, server, visit):
+    for loader, count in visit_loaders(trainer, server, visit):
         batches += [batch for batch, _ in zip(loader, range(count), strict=False)]
     return batches
 
@@ -77,26 +77,80 @@ def test_batches_of_a_stack_are_those_of_the_loaders(kind, datasets, case, block
     trainer = _Trainer(kind(datasets(), batch_size=4, **options), overfit)
     plans = Plan.all_of(trainer, server, visits)
     assert [p.steps for p in plans] == [visit.planned for visit in visits] == [len(own) for own in expected]
-    done = 0
-    for block in Blocks(plans, 6, lambda batch: batch, torch.zeros(1).double()):
-        for t in range(block.steps):
-            for i, own in enumerate(expected):
-                size = int(block.sizes[t, i])
-                assert size == (len(own[done + t][0]) if done + t < len(own) else 0)
-                for found, part in zip(block.batch(t), own[done + t] if size else (), strict=False):
-                    assert torch.equal(found[i, :size], part)
-                assert block.weights[t, i, :size].sum() == pytest.approx(float(size > 0))
-                assert not block.weights[t, i, size:].any()
-            assert not block.weights[t, 4:].any()
-        done += block.steps
-    assert done == max(len(own) for own in expected)
+    batches = [Batches([plan], lambda batch: batch, torch.zeros(1).double()) for plan in plans]
+    for own, plan_, taken in zip(expected, plans, batches, strict=True):
+        for first in range(0, plan_.steps, taken.block):
+            found = taken.take([slice(first, first + taken.block)])
+            for t, batch in enumerate(own[first : first + taken.block]):
+                size = int(plan_.sizes[first + t])
+                assert [len(part) for part in batch] == [size, size]
+                assert all(torch.equal(part[t, :size], whole) for part, whole in zip(found, batch, strict=True))
+
+
+@pytest.mark.parametrize("datasets", [_datasets, _subsets])
+def test_each_client_of_a_stack_may_be_at_another_step(datasets):
+    trainer, server = _Trainer(FederatedDataModule(datasets(), batch_size=4)), _Server(local_steps=9)
+    plans = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
+    steps = [slice(0, 2), slice(3, 3), slice(8, 9), slice(1, 4)]
+    found = Batches(plans, lambda batch: batch, torch.zeros(1).double()).take(steps)
+    rows = [plan.tensors[0][plan.rows[part]] for plan, part in zip(plans, steps, strict=True)]
+    assert torch.equal(found[0], torch.cat(rows))
+    assert torch.equal(found[1], -torch.cat(rows).long())
+
+
+def _noisy(batch):
+    """Looks at its batch as a whole, and draws."""
+    return [batch[0] - batch[0].mean() + torch.rand(()).double(), batch[1]]
+
+
+@row_by_row
+def _doubled(batch):
+    return [2 * batch[0], batch[1]]
+
+
+@pytest.mark.parametrize("limits", [{"local_steps": 9}, {"local_epochs": 2}], ids=["steps", "epochs"])
+@pytest.mark.parametrize("transform", [_noisy, _doubled])
+def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(transform, limits):
+    data = [TensorRows(d.tensors, torch.arange(len(d)).flip(0), transform) for d in _datasets()]
+    trainer, server = _Trainer(FederatedDataModule(data, batch_size=4)), _Server(**limits)
+    visits = [Visit(3, cid, 0, 4) for cid in range(4)]
+    expected = [_by_loaders(trainer, server, visit) for visit in visits]
+    for plan_, own in zip(Plan.all_of(trainer, server, visits), expected, strict=True):
+        found = Batches([plan_], lambda batch: batch, torch.zeros(1).double()).take([slice(plan_.steps)])
+        for t, batch in enumerate(own):
+            size = int(plan_.sizes[t])
+            assert all(torch.equal(part[t, :size], whole) for part, whole in zip(found, batch, strict=True))
+
+
+def test_a_transform_that_is_not_declared_is_called_once_for_each_batch():
+    sizes = []
+
+    def counted(batch):
+        sizes.append(len(batch[0]))
+        return batch
+
+    data = [TensorRows(d.tensors, torch.arange(len(d)), counted) for d in _datasets()]
+    trainer = _Trainer(FederatedDataModule(data, batch_size=4))
+    plans = Plan.all_of(trainer, _Server(local_epochs=1), [Visit(0, cid, 0, 4) for cid in range(4)])
+    Batches(plans, lambda batch: batch, torch.zeros(1).double())
+    assert sizes == [4, 4, 1, 4, 4, 4, 4, 4, 1, *[4] * 7, 2]
+
+
+def test_a_transform_that_changes_the_number_of_samples_is_refused():
+    data = [
+        TensorRows(d.tensors, torch.arange(len(d)), lambda batch: [part[1:] for part in batch]) for d in _datasets()
+    ]
+    trainer = _Trainer(FederatedDataModule(data, batch_size=4))
+    plans = Plan.all_of(trainer, _Server(local_steps=1), [Visit(0, 0, 0, 1)])
+    with pytest.raises(UnfitError, match="changes the number of samples"):
+        Batches(plans, lambda batch: batch, torch.zeros(1).double())
 
 
 def test_one_visit_is_planned_as_among_others():
     trainer, server = _Trainer(FederatedDataModule(_datasets(), batch_size=4)), _Server(local_steps=9)
     together = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
     for cid, among in enumerate(together):
-        alone = Plan.of(trainer, server, Visit(1, cid, 0, 1))
+        (alone,) = Plan.all_of(trainer, server, [Visit(1, cid, 0, 1)])
         assert torch.equal(alone.rows, among.rows)
         assert alone.sizes.tolist() == among.sizes.tolist()
 
@@ -107,13 +161,16 @@ def test_data_that_are_no_tensors_cannot_be_planned():
         Plan.all_of(trainer, _Server(local_steps=1), [Visit(0, 0, 0, 1)])
 
 
+ALL = [slice(0, 1)] * 2
+
+
 def test_samples_are_pooled_only_where_that_takes_less_memory():
     sources = [[torch.arange(10.0)], [torch.arange(10.0, 20.0)]]
     few, many = torch.tensor([[[3, 1]], [[0, 9]]]), torch.arange(10).expand(2, 1, 10)
     assert len(Samples.of(sources, few).sources) == 2
-    assert Samples.of(sources, few).take(slice(0, 1))[0].tolist() == [3, 1, 10, 19]
+    assert Samples.of(sources, few).take(ALL)[0].tolist() == [3, 1, 10, 19]
     assert len(Samples.of(sources, many).sources) == 1
-    assert Samples.of(sources, many).take(slice(0, 1))[0].tolist() == list(range(20))
+    assert Samples.of(sources, many).take(ALL)[0].tolist() == list(range(20))
     shared = [sources[0], sources[0]]
     assert Samples.of(shared, few).sources[0][0] is sources[0][0]
 
@@ -121,7 +178,7 @@ def test_samples_are_pooled_only_where_that_takes_less_memory():
 @pytest.mark.parametrize("rows", [torch.tensor([[[3, 1]], [[0, 2]]]), torch.arange(4).expand(2, 1, 4).repeat(1, 2, 1)])
 def test_clients_may_share_inputs_and_not_labels(rows):
     inputs, labels = torch.arange(4.0), [torch.arange(4), 10 + torch.arange(4)]
-    taken = Samples.of([[inputs, labels[0]], [inputs, labels[1]]], rows).take(slice(0, 1))
+    taken = Samples.of([[inputs, labels[0]], [inputs, labels[1]]], rows).take(ALL)
     assert taken[0].tolist() == rows[:, 0].flatten().tolist()
     assert taken[1].tolist() == [*rows[0, 0].tolist(), *(10 + rows[1, 0]).tolist()]
 
@@ -136,14 +193,9 @@ def test_samples_of_different_kinds_do_not_share_a_stack():
 def test_memory_for_batches_is_used_again_but_not_kept_if_it_is_much(monkeypatch):
     samples = Samples.of([[torch.arange(10.0)]], torch.zeros(1, 2, 5, dtype=torch.int64))
     with torch.inference_mode():
-        first = samples.take(slice(0, 1))[0].data_ptr()
-    assert samples.take(slice(1, 2))[0].data_ptr() == first  # written outside of inference mode, too
+        first = samples.take([slice(0, 1)])[0].data_ptr()
+    assert samples.take([slice(1, 2)])[0].data_ptr() == first  # written outside of inference mode, too
     monkeypatch.setattr(plan, "BLOCK_BYTES", 8)
     monkeypatch.setattr(plan, "_scratch", plan._Scratch())
-    samples.take(slice(0, 2))
+    samples.take([slice(0, 2)])
     assert not plan._scratch._kept
-
-
-def test_seeds_of_a_row_are_the_seeds_of_its_keys():
-    for key in ((0,), (3, 7, "ann"), (3, 2**70, "b\"o'b"), (1, "é")):
-        assert derive_seeds(*key, count=3, last="batches") == [derive_seed(*key, i, "batches") for i in range(3)]
