@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytorch_lightning as pl
 from numpy.typing import NDArray
 
 from lightning_fed.draws import Orders, epoch_orders
@@ -45,7 +45,9 @@ class Cut:
         firsts = [-(-epoch * self.kept // self.size) for epoch in range(self.epochs)]
         return [first for first in firsts if first < self.steps]
 
+    @cache  # noqa: B019  # of numbers alone: most clients of a federation are cut alike
     def sizes(self) -> NDArray[np.int64]:
+        """The number of samples of each batch."""
         sizes = np.full(self.steps, self.size)
         if self.per_epoch is not None:
             short = self.kept - (self.per_epoch - 1) * self.size
@@ -61,7 +63,7 @@ class Cut:
 
 
 def cut_visit(
-    trainer: pl.Trainer, server: FederatedServer, samples: int, batch_size: int, drop_last: bool, work: float
+    trainer: Any, server: FederatedServer, samples: int, batch_size: int, drop_last: bool, work: float
 ) -> Cut:
     """The batches of a client that holds so many ``samples`` and gets a share of its ``work`` done."""
     kept = samples
@@ -82,7 +84,7 @@ def cut_visit(
     return Cut(kept, size, limited_visit(trainer, epochs * per_epoch), per_epoch)
 
 
-def limited_visit(trainer: pl.Trainer, batches: int) -> int:
+def limited_visit(trainer: Any, batches: int) -> int:
     """``limit_train_batches`` limits a whole visit; under ``overfit_batches`` it limits each epoch instead."""
     return batches if trainer.overfit_batches else limited(trainer.limit_train_batches, batches)
 
@@ -92,7 +94,7 @@ def limited(limit: float, batches: int) -> int:
 
 
 def orders_of(
-    trainer: pl.Trainer, seed: int, round: int, clients: Sequence[ClientId], samples: Sequence[int], cuts: Sequence[Cut]
+    trainer: Any, seed: int, round: int, clients: Sequence[ClientId], samples: Sequence[int], cuts: Sequence[Cut]
 ) -> list[Orders]:
     """The order of each client's samples in each epoch of its visit; under ``overfit_batches`` as they are stored."""
     epochs = [cut.epochs for cut in cuts]

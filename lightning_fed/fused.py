@@ -48,7 +48,8 @@ class Factors:
     def collected(self, loss: Tensor) -> Iterator[None]:
         """While it lasts, ``loss.backward()`` leaves factors here."""
         self.found.clear()
-        hook = loss.register_hook(self._begin) if loss.requires_grad else None  # the first thing that happens
+        graph: Any = loss
+        hook = graph.register_hook(self._begin) if graph.requires_grad else None  # the first thing that happens
         try:
             yield
         finally:

@@ -69,9 +69,9 @@ class FederatedServer(FederatedCallback):
         evaluate_every: rounds between evaluations of the objective on all clients; 0 for never.
         figure: draw loss and accuracy by round at the end, for the loggers.
         engine: ``sequential`` trains clients one by one, ``vectorized`` side by side as one stack of models, ``auto``
-            side by side where that is faster and the module allows it.
-        compile: write the steps of a stack in C, or have torch compile them; ``auto`` if the run is long enough to pay
-            for it.
+            side by side where that is faster and the module's class declares ``stackable = True``: its training step
+            is a function of batch, parameters and buffers (docs/speed.md).
+        compile: write the steps of a stack in C; ``auto`` if rounds are long enough to pay for it.
         workers: processes that share the clients which are trained one by one, each with one thread; threads, where
             steps are written in C.
     """

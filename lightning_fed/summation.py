@@ -34,7 +34,8 @@ class TreeSum:
         while first < len(weights):
             size = _largest_block(self._count, len(weights) - first)
             block = slice(first, first + size)
-            self._push(size.bit_length() - 1, tree_map(lambda leaf, b=block: _pairwise(leaf[b], weights[b]), stacked))
+            own = weights[block]
+            self._push(size.bit_length() - 1, tree_map(lambda leaf, b=block, w=own: _pairwise(leaf[b], w), stacked))
             self._count, first = self._count + size, first + size
 
     def _push(self, level: int, node: Any) -> None:

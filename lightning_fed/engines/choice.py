@@ -49,11 +49,19 @@ ELEMENTWISE = (
 C_SECONDS = 2
 #: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
 SAVED_SECONDS = 1e-4
+#: Rounds that are reckoned with. Not those of the run: one that is resumed for more rounds has to have the same bits.
+ROUNDS = 100
 
 
-def not_worth_it(trainer: pl.Trainer, cohort: int) -> str | None:
+def clients_per_round(server: FederatedServer) -> int:
+    """The expected size of a cohort: that of the first one would make a resumed run decide otherwise."""
+    assert server.federation is not None
+    return round(float(server.sampler.inclusion_probabilities(len(server.federation.examples)).sum()))
+
+
+def not_worth_it(trainer: pl.Trainer, server: FederatedServer) -> str | None:
     """Why stacking clients would not be faster; None if it should be."""
-    if cohort < 2:
+    if clients_per_round(server) < 2:
         return "a round has one client"
     return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
 
@@ -105,7 +113,7 @@ class Choice:
 
     Args:
         asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
-        compile: whether stacked steps are written in C; ``auto`` where the whole run is long enough to pay for it.
+        compile: whether stacked steps are written in C; ``auto`` where rounds are long enough to pay for it.
         workers: processes for clients that are trained one by one, threads for those whose steps are written in C.
     """
 
@@ -162,10 +170,10 @@ class Choice:
             return None
         try:
             if self.asked == "auto":
-                self._check_worth(trainer, len(cohort))
+                self._check_worth(trainer, server)
             if reason := impossible(trainer, server, layout.dtype):
                 raise UnfitError(reason)
-            stacked = self._made(trainer, server, layout, len(cohort))
+            stacked = self._made(trainer, server, layout)
             try_out(stacked, server, cohort)
         except UnfitError as error:
             if self.asked == "vectorized":
@@ -178,24 +186,24 @@ class Choice:
         rank_zero_info(f"Clients are trained side by side{how}{rest}.")
         return stacked
 
-    def _check_worth(self, trainer: pl.Trainer, cohort: int) -> None:
+    def _check_worth(self, trainer: pl.Trainer, server: FederatedServer) -> None:
         """What ``auto`` asks for: that stacking should be faster, and that the module says it is right."""
         module = trainer.lightning_module
-        if reason := not_worth_it(trainer, cohort):
+        if reason := not_worth_it(trainer, server):
             raise UnfitError(reason)
         if not declares(module, "stackable", "training_step"):
             raise UnfitError(undeclared(module))
 
-    def _made(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: int) -> StackedLocal:
+    def _made(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout) -> StackedLocal:
         assert server.federation is not None
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         full_batch = min(data.batch_size, max(server.federation.examples.values()))
-        in_c = self._saved(trainer, server, cohort) > C_SECONDS
+        in_c = self._saved_by_c(server) > C_SECONDS
         return StackedLocal(trainer, layout, full_batch, in_c, self.workers)
 
-    def _saved(self, trainer: pl.Trainer, server: FederatedServer, cohort: int) -> float:
-        """Seconds that compiling should save, by the run's size: a clock would make equal runs differ."""
+    def _saved_by_c(self, server: FederatedServer) -> float:
+        """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""
         if self.compile != "auto":
             return math.inf if self.compile else 0
-        steps = max(trainer.max_epochs or 0, 0) * (server.local_steps or server.local_epochs or 1)
-        return steps * -(-cohort // STACK) * SAVED_SECONDS
+        steps = ROUNDS * (server.local_steps or server.local_epochs or 1)
+        return steps * -(-clients_per_round(server) // STACK) * SAVED_SECONDS

@@ -34,7 +34,7 @@ def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Cli
     twin, loss = stacked.loss.step.twin, stacked.loss
     _check_layers(twin)
     visit = Visit(server.rounds_done, cohort[0], 0, len(cohort))
-    plan = Plan.all_of(stacked.trainer, server, [visit])[0]
+    plan = Plan.all_of(stacked.trainer, server, [visit])[0].transformed()
     named = dict(stacked.trainer.lightning_module.named_parameters())
     params = [named[name].detach().clone() for name in stacked.layout.names]
     (*data,) = Batches([plan], stacked.convert, params[0]).take([slice(1)])

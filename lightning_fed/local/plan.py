@@ -50,17 +50,18 @@ class Plan:
             return [cls._by_epoch(trainer, server, visit) for visit in visits]
         stored = [_in_memory(in_memory(data.client_dataset(visit.client)), visit) for visit in visits]
         samples = [len(tensors[0] if rows is None else rows) for tensors, rows, _ in stored]
-        size, drop = data.batch_size, data.drop_last
-        cuts = [cut_visit(trainer, server, n, size, drop, v.work) for n, v in zip(samples, visits, strict=True)]
-        ids, round = [visit.client for visit in visits], visits[0].round
-        orders = orders_of(trainer, server.seed, round, ids, samples, cuts)
+        size, drop, kinds = data.batch_size, data.drop_last, list(zip(samples, (v.work for v in visits), strict=True))
+        by_kind = {kind: cut_visit(trainer, server, kind[0], size, drop, kind[1]) for kind in set(kinds)}
+        cuts = [by_kind[kind] for kind in kinds]
+        ids, round, seed = [visit.client for visit in visits], visits[0].round, server.seed
+        orders = orders_of(trainer, seed, round, ids, samples, cuts)
         plans = []
         for visit, (tensors, own, transform), cut, order in zip(visits, stored, cuts, orders, strict=True):
             visit.planned = cut.steps
             rows = torch.from_numpy(cut.rows(order))
-            keys = [(server.seed, round, visit.client, epoch) for epoch in range(cut.epochs)]
-            epochs = () if is_row_by_row(transform) else list(zip(cut.first_steps(), keys, strict=False))
-            plans.append(cls(tensors, transform, rows if own is None else own[rows], cut.sizes(), epochs))
+            epochs = () if is_row_by_row(transform) else cut.first_steps()
+            keys = [(first, (seed, round, visit.client, epoch)) for epoch, first in enumerate(epochs)]
+            plans.append(cls(tensors, transform, rows if own is None else own[rows], cut.sizes(), keys))
         return plans
 
     @classmethod
@@ -71,6 +72,8 @@ class Plan:
         for epoch, (loader, count) in enumerate(visit_loaders(trainer, server, visit, seed=False)):
             if type(loader) is not TensorLoader:
                 raise UnfitError(f"the data of client {visit.client!r} are not tensors in memory")
+            if loader.shuffle and loader.generator is None:
+                raise UnfitError("client_dataloader shuffles without its generator")
             epochs.append((len(batches), (server.seed, visit.round, visit.client, epoch)))
             batches += torch.split(loader.order(), loader.batch_size)[:count]
         sizes = np.array([len(batch) for batch in batches])
@@ -85,6 +88,11 @@ class Plan:
     def batch_size(self) -> int:
         """The size of a batch that is not short."""
         return self.rows.shape[1]
+
+    @property
+    def shape(self) -> Hashable:
+        """What batches that are computed together have in common."""
+        return self.batch_size, tuple((tensor.shape[1:], tensor.dtype) for tensor in self.tensors)
 
     def transformed(self) -> Plan:
         """The same batches after the transform, which has seen one after another, as in a loader."""
@@ -144,11 +152,13 @@ class Samples:
     """
 
     sources: Sequence[Sequence[Tensor]]
-    rows: Sequence[Tensor]
+    rows: Sequence[Tensor] | Tensor
 
     @classmethod
-    def of(cls, sources: Sequence[Sequence[Tensor]], rows: Sequence[Tensor]) -> Samples:
+    def of(cls, sources: Sequence[Sequence[Tensor]], rows: Sequence[Tensor] | Tensor) -> Samples:
         """One source for all, if that takes no more memory than the samples themselves."""
+        if len({own.shape for own in rows}) == 1:
+            rows = torch.stack(list(rows))
         kinds = {tuple((t.shape[1:], t.dtype) for t in tensors) for tensors in sources}
         if len(kinds) > 1:
             raise UnfitError("samples of different clients have different shapes or types")
@@ -163,20 +173,27 @@ class Samples:
         parts = list(zip(*distinct.values(), strict=True))
         rooms = [_scratch.get("pool", k, sum(lengths), part[0]) for k, part in enumerate(parts)]
         pool = [torch.cat(part, out=room) for part, room in zip(parts, rooms, strict=True)]
-        return cls([pool], [own + begin[key] for own, key in zip(rows, keys, strict=True)])
+        offsets = torch.tensor([begin[key] for key in keys])
+        if isinstance(rows, Tensor):
+            return cls([pool], rows + offsets.view(-1, 1, 1))
+        return cls([pool], [own + offset for own, offset in zip(rows, offsets, strict=True)])
 
     def take(self, steps: Sequence[slice]) -> list[Tensor]:
         """Those of some steps of each client, one client after another; until others are taken."""
-        rows = [own[part].reshape(-1) for own, part in zip(self.rows, steps, strict=True)]
-        counts = [len(own) for own in rows]
-        taken = [_scratch.get("batches", k, sum(counts), t) for k, t in enumerate(self.sources[0])]
-        if len(self.sources) == 1:
+        if isinstance(self.rows, Tensor) and all(part == steps[0] for part in steps):
+            rows: Sequence[Tensor] = self.rows[:, steps[0]].flatten(1).unbind()
+            index = self.rows[:, steps[0]].flatten()
+        else:
+            rows = [own[part].flatten() for own, part in zip(self.rows, steps, strict=True)]
             index = torch.cat(rows)
+        taken = [_scratch.get("batches", k, len(index), t) for k, t in enumerate(self.sources[0])]
+        if len(self.sources) == 1:
             for tensor, out in zip(self.sources[0], taken, strict=True):
                 torch.index_select(tensor, 0, index, out=out)
             return taken
         for k, out in enumerate(taken):
-            for tensors, own, part in zip(self.sources, rows, out.split(counts), strict=True):
+            parts = torch.split(out, [len(own) for own in rows])
+            for tensors, own, part in zip(self.sources, rows, parts, strict=True):
                 torch.index_select(tensors[k], 0, own, out=part)
         return taken
 
@@ -190,7 +207,6 @@ class Batches:
     """
 
     def __init__(self, plans: Sequence[Plan], convert: Callable[[Any], Any], like: Tensor) -> None:
-        plans = [plan.transformed() for plan in plans]
         first = plans[0]
         if any(plan.transform != first.transform for plan in plans):
             raise UnfitError("clients have different transforms")

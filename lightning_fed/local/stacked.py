@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,10 +63,13 @@ class StackedLocal:
             )
 
     def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
-        """Clients whose batches have another size than the others' form a stack of their own."""
+        """Clients whose batches have another shape than the others' form a stack of their own."""
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
-        by_size = sorted(range(len(plans)), key=lambda i: plans[i].batch_size)
-        stacks = [list(ids) for _, ids in groupby(by_size, key=lambda i: plans[i].batch_size)]
+        plans = [plan.transformed() for plan in plans]
+        by_shape: dict[Hashable, list[int]] = defaultdict(list)
+        for i, plan in enumerate(plans):
+            by_shape[plan.shape].append(i)
+        stacks = list(by_shape.values())
         x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
         for ids in stacks:
             whole = len(stacks) == 1
@@ -169,7 +172,7 @@ class _Run:
             for i, own in enumerate(batches.sizes):
                 taken = own[first : first + length]
                 sizes[: len(taken), i] = taken
-            tensors = [part.unflatten(0, (self.m, length)) for part in batches.take(steps)]
+            tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
             if bool(((sizes == size) | (sizes == 0)).all()):
                 self._full_batches(tensors, sizes, size, first)
             else:
@@ -195,31 +198,34 @@ class _Run:
         self._note(outline, working[0], working[1] + first, size, flat)
 
     def _batches_of_any_size(self, tensors: list[Tensor], sizes: Numbers, first: int) -> None:
-        """Steps in which batches differ: one gradient call for each size, then one step of everybody who works."""
+        """Steps in which batches differ."""
         for t, own in enumerate(sizes):
-            gradient = torch.zeros_like(self.x)
-            at = self._at(first + t)
-            for size in np.unique(own[own > 0]).tolist():
-                members = np.flatnonzero(own == size)
-                rows = self._rows(members)
-                batch = [tensor[:, t][rows, :size] for tensor in tensors]
-                self._gradient_of(gradient, members, rows, at, batch, np.full(len(members), first + t))
-            self._advance(gradient, own)
+            batches = [tensor[:, t] for tensor in tensors]
+            self._step_of_any_size(batches, np.arange(self.m), own, np.full(self.m, first + t))
 
-    def _rows(self, members: Numbers) -> Tensor:
-        """The members, with the first one again until they are a power of two: few sizes are recorded."""
-        missing = min(power_of_two(len(members)), self.m) - len(members)
-        return torch.from_numpy(np.concatenate([members, members[:1].repeat(missing)])).to(self.x.device)
+    def _step_of_any_size(self, batches: list[Tensor], place: Numbers, sizes: Numbers, steps: Numbers) -> None:
+        """One gradient call for each size, then one step of everybody who works.
 
-    def _gradient_of(
-        self, gradient: Tensor, members: Numbers, rows: Tensor, at: Stack, batch: list[Tensor], steps: Numbers
-    ) -> None:
-        """Put the gradients of these members' batches, all of one size, where they belong."""
-        params, count = [p[rows] for p in at], len(members)
-        parts, outline = self.local.parts(params, self.shared, batch)
-        found, *results = parts.whole(*params, *self.shared, *batch)
-        gradient[rows[:count]] = found[:count]
-        self._note(outline, members, steps, batch[0].shape[1], [result[:count] for result in results])
+        Args:
+            batches: filled up to one size, (K, B, ...).
+            place: of each client's batch among them.
+            sizes: of the batches; 0 for clients who wait.
+            steps: which steps of the clients' visits these are.
+        """
+        gradient, at = torch.zeros_like(self.x), self._at(int(steps[0]))
+        for size in np.unique(sizes[sizes > 0]).tolist():
+            members = np.flatnonzero(sizes == size)
+            # a power of two, with the first member again and again: few shapes have to be recorded
+            missing = min(power_of_two(len(members)), self.m) - len(members)
+            filled = np.concatenate([members, members[:1].repeat(missing)])
+            rows, count = torch.from_numpy(filled).to(self.x.device), len(members)
+            batch = [part[torch.from_numpy(place[filled]).to(part.device), :size] for part in batches]
+            params = [p[rows] for p in at]
+            parts, outline = self.local.parts(params, self.shared, batch)
+            found, *results = parts.whole(*params, *self.shared, *batch)
+            gradient[rows[:count]] = found[:count]
+            self._note(outline, members, steps[members], size, [result[:count] for result in results])
+        self._advance(gradient, sizes)
 
     def _advance(self, gradient: Tensor, working: Numbers) -> None:
         """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
@@ -262,11 +268,13 @@ class _Run:
         done = np.zeros(self.m, dtype=np.int64)
         ends = np.array([len(own) for own in batches.sizes])
         while bool((done < ends).any()):
-            runs = [
-                slice(at, at + _run_length(own[at : at + batches.block], batches.batch_size))
-                for own, at in zip(batches.sizes, done.tolist(), strict=True)
-            ]
-            lengths = np.array([run.stop - run.start for run in runs])
+            known: dict[tuple[int, int], int] = {}  # clients that are cut alike share their sizes
+            for own, at in zip(batches.sizes, done.tolist(), strict=True):
+                if (id(own), at) not in known:
+                    known[id(own), at] = _run_length(own[at : at + batches.block], batches.batch_size)
+            run_lengths = [known[id(own), at] for own, at in zip(batches.sizes, done.tolist(), strict=True)]
+            runs = [slice(at, at + length) for at, length in zip(done.tolist(), run_lengths, strict=True)]
+            lengths = np.array(run_lengths)
             if lengths.any():
                 if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
                     return False
@@ -277,18 +285,11 @@ class _Run:
     def _short_batches(self, batches: Batches, done: Numbers, ends: Numbers) -> None:
         """One step of every client whose next batch is short."""
         due = [int(own[at]) if at < end else 0 for own, at, end in zip(batches.sizes, done, ends, strict=True)]
-        own = np.array([size if size < batches.batch_size else 0 for size in due])
-        if not own.any():
-            return
-        taken = batches.take([slice(at, at + int(size > 0)) for at, size in zip(done.tolist(), own, strict=True)])
-        place, gradient = np.cumsum(own > 0) - 1, torch.zeros_like(self.x)
-        for size in np.unique(own[own > 0]).tolist():
-            members = np.flatnonzero(own == size)
-            rows = self._rows(members)
-            batch = [tensor[torch.from_numpy(place)[rows], :size] for tensor in taken]
-            self._gradient_of(gradient, members, rows, self.params, batch, done[members])
-        self._advance(gradient, own)
-        done += own > 0
+        sizes = np.array([size if size < batches.batch_size else 0 for size in due])
+        if sizes.any():
+            taken = batches.take([slice(at, at + (size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
+            self._step_of_any_size(taken, np.cumsum(sizes > 0) - 1, sizes, done.copy())
+            done += sizes > 0
 
     def _in_c(self, data: list[Tensor], done: Numbers, lengths: Numbers, size: int) -> bool:
         """So many steps of each client, on these batches (K, B, ...) of one client after another."""

@@ -87,12 +87,12 @@ class StepLog:
         values = torch.cat([_values(noted, name) for noted in mine])
         sizes = torch.cat([torch.full((len(n.clients),), _batch_size(n, name), dtype=torch.float64) for n in mine])
         reduced = {
-            "mean": lambda: (values * sizes).sum() / sizes.sum(),
-            "sum": values.sum,
-            "min": values.min,
-            "max": values.max,
-        }[entry.reduction]()
-        module.log(name, float(reduced), batch_size=int(sizes.sum()), **entry.kwargs)
+            "mean": (values * sizes).sum() / sizes.sum(),
+            "sum": values.sum(),
+            "min": values.min(),
+            "max": values.max(),
+        }
+        module.log(name, float(reduced[entry.reduction]), batch_size=int(sizes.sum()), **entry.kwargs)
 
     def _update(self, metric: Metric) -> None:
         numbered = [(noted, enumerate(_arguments(noted, metric))) for noted in self._noted]

@@ -77,7 +77,7 @@ def test_batches_of_a_stack_are_those_of_the_loaders(kind, datasets, case, block
     trainer = _Trainer(kind(datasets(), batch_size=4, **options), overfit)
     plans = Plan.all_of(trainer, server, visits)
     assert [p.steps for p in plans] == [visit.planned for visit in visits] == [len(own) for own in expected]
-    batches = [Batches([plan], lambda batch: batch, torch.zeros(1).double()) for plan in plans]
+    batches = [Batches([plan.transformed()], lambda batch: batch, torch.zeros(1).double()) for plan in plans]
     for own, plan_, taken in zip(expected, plans, batches, strict=True):
         for first in range(0, plan_.steps, taken.block):
             found = taken.take([slice(first, first + taken.block)])
@@ -116,7 +116,7 @@ def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(transform,
     visits = [Visit(3, cid, 0, 4) for cid in range(4)]
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
     for plan_, own in zip(Plan.all_of(trainer, server, visits), expected, strict=True):
-        found = Batches([plan_], lambda batch: batch, torch.zeros(1).double()).take([slice(plan_.steps)])
+        found = Batches([plan_.transformed()], lambda batch: batch, torch.zeros(1).double()).take([slice(plan_.steps)])
         for t, batch in enumerate(own):
             size = int(plan_.sizes[t])
             assert all(torch.equal(part[t, :size], whole) for part, whole in zip(found, batch, strict=True))
@@ -132,7 +132,7 @@ def test_a_transform_that_is_not_declared_is_called_once_for_each_batch():
     data = [TensorRows(d.tensors, torch.arange(len(d)), counted) for d in _datasets()]
     trainer = _Trainer(FederatedDataModule(data, batch_size=4))
     plans = Plan.all_of(trainer, _Server(local_epochs=1), [Visit(0, cid, 0, 4) for cid in range(4)])
-    Batches(plans, lambda batch: batch, torch.zeros(1).double())
+    [plan_.transformed() for plan_ in plans]
     assert sizes == [4, 4, 1, 4, 4, 4, 4, 4, 1, *[4] * 7, 2]
 
 
@@ -143,7 +143,7 @@ def test_a_transform_that_changes_the_number_of_samples_is_refused():
     trainer = _Trainer(FederatedDataModule(data, batch_size=4))
     plans = Plan.all_of(trainer, _Server(local_steps=1), [Visit(0, 0, 0, 1)])
     with pytest.raises(UnfitError, match="changes the number of samples"):
-        Batches(plans, lambda batch: batch, torch.zeros(1).double())
+        plans[0].transformed()
 
 
 def test_one_visit_is_planned_as_among_others():
