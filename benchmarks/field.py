@@ -52,6 +52,14 @@ CONTESTANTS = (
     Contestant(
         "ours, compiled", "ours", workloads=SMALL, slow_start=True, options={**ONE, "compile": True, "workers": 2}
     ),
+    Contestant("ours, logging", "ours", workloads=("W1",), options={**ONE, "compile": False, "log_train": True}),
+    Contestant(
+        "ours, logging, compiled",
+        "ours",
+        workloads=("W1",),
+        slow_start=True,
+        options={**ONE, "compile": True, "workers": 2, "log_train": True},
+    ),
     Contestant("ours", "ours", workloads=LARGE, options=ONE),
     Contestant("ours, 2 workers", "ours", workloads=LARGE, options={**ONE, "workers": 2}),
     Contestant("FedLab", "fedlab", "FedAvg", environment="fedlab", options=ONE),

@@ -29,10 +29,10 @@ class Rounds(pl.Callback):
         self.turn()
 
 
-def model(workload: Workload) -> pl.LightningModule:
+def model(workload: Workload, log_train: bool) -> pl.LightningModule:
     if workload.model == "mlp":
-        return MLP((60, workload.hidden, 10), lr=workload.lr, log_train=False)
-    return FemnistCNN(lr=workload.lr, log_train=False)
+        return MLP((60, workload.hidden, 10), lr=workload.lr, log_train=log_train)
+    return FemnistCNN(lr=workload.lr, log_train=log_train)
 
 
 def federation(workload: Workload) -> FederatedDataModule:
@@ -40,7 +40,7 @@ def federation(workload: Workload) -> FederatedDataModule:
     return FederatedDataModule(clients, batch_size=workload.batch)
 
 
-def run(workload: Workload, turn: Callable[[], None], threads: int, **options: Any) -> None:
+def run(workload: Workload, turn: Callable[[], None], threads: int, log_train: bool = False, **options: Any) -> None:
     torch.set_num_threads(threads)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="pytorch_lightning|torch")
@@ -63,4 +63,4 @@ def run(workload: Workload, turn: Callable[[], None], threads: int, **options: A
         enable_checkpointing=False,
         enable_model_summary=False,
     )
-    trainer.fit(model(workload), datamodule=federation(workload))
+    trainer.fit(model(workload, log_train), datamodule=federation(workload))
