@@ -199,7 +199,9 @@ def _empty(like: Tensor, device: Any = None) -> Tensor:
 
 
 def _same(node: Node, other: Any) -> bool:
-    """Whether two tensors agree in everything but, perhaps, their numbers."""
+    """Whether two tensors agree in everything but, perhaps, their numbers; a plain number is no tensor."""
+    if not isinstance(other, Node):
+        return False
     a, b = node.meta["val"], other.meta["val"]
     return (a.shape, _strides(a), a.dtype, a.device) == (b.shape, _strides(b), b.dtype, b.device)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fed._compat import SIGTERMException
 from lightning_fed.core import StepMap
-from lightning_fed.local.functional import Outline, StackedLoss
+from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs
 from lightning_fed.local.parts import Parts
 from lightning_fed.local.plan import Batches, Plan
@@ -91,7 +91,21 @@ class StackedLocal:
             return (torch.cat([g.reshape(len(g), -1) for g in gradients], dim=1), losses, *noted)
 
         parts = self.graphs.parts(differentiate, params, shared, batch)
-        return parts, self._outlines.setdefault(parts, self.loss.outline)
+        if parts not in self._outlines:
+            self._outlines[parts] = self.loss.outline
+            if not is_plain(self.trainer.optimizers[0]):
+                found = self.loss.gradient([p[0] for p in params], shared, [part[0] for part in batch])
+                for name, gradient in zip(self.layout.names, found, strict=True):
+                    self.check_gradient(name, gradient)
+        return parts, self._outlines[parts]
+
+    def check_gradient(self, name: str, gradient: Tensor | None) -> None:
+        """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
+
+        Whether there is one depends on the shape of a batch alone, so it is looked at for every shape.
+        """
+        if gradient is None and not is_plain(self.trainer.optimizers[0]):
+            raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
 
     def convert(self, batch: Any) -> Any:
         return self.trainer.precision_plugin.convert_input(batch)

@@ -145,3 +145,27 @@ def test_steps_in_place_touch_neither_questions_nor_earlier_answers(
     assert len(seen) == 9
     for tensor, kept in seen:
         torch.testing.assert_close(tensor, kept, rtol=0, atol=0)
+
+
+def test_a_loss_that_is_divided_by_a_plain_number_is_taken_apart(caplog: pytest.LogCaptureFixture) -> None:
+    class Divided(Smooth):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            losses = torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
+            return losses / len(batch[1])
+
+    caplog.set_level("INFO", logger="lightning_fed")
+    found, _ = fit("vectorized", FedADMM(), Divided())
+    assert "replayed as recorded" not in caplog.text
+    expected, _ = fit("sequential", FedADMM(), Divided())
+    assert torch.allclose(found.federation.server.x_bar, expected.federation.server.x_bar, rtol=0, atol=TOLERANCE)
+
+
+def test_a_parameter_whose_gradient_is_zero_but_for_rounding_is_no_obstacle() -> None:
+    class Pairs(Smooth):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            scores = self(batch[0])
+            return (scores.unsqueeze(0) - scores.unsqueeze(1)).square().mean()
+
+    found, _ = fit("vectorized", FedADMM(), Pairs())
+    expected, _ = fit("sequential", FedADMM(), Pairs())
+    assert torch.allclose(found.federation.server.x_bar, expected.federation.server.x_bar, rtol=0, atol=TOLERANCE)
