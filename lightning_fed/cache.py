@@ -1,9 +1,13 @@
-"""Where files are kept for later runs."""
+"""Where files are kept for later runs, and whether they are still what was written."""
 
 from __future__ import annotations
 
 import os
+import stat
+from hashlib import sha256
 from pathlib import Path
+
+_CHUNK = 2**20
 
 
 def default_cache() -> Path:
@@ -11,3 +15,44 @@ def default_cache() -> Path:
     if own := os.environ.get("LIGHTNING_FED_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, read a piece at a time."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def private_folder(path: Path) -> Path:
+    """A folder that nobody else may read or write, made if it is not there; raises OSError if it is another user's."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(f"{path} is not a folder, but a link or a file. Remove it.")
+    if not _is_own(found):
+        raise OSError(f"{path} belongs to another user. Set $LIGHTNING_FED_CACHE to a folder of your own.")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+    return path
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether this is a plain file of this user's that nobody else may write."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and _is_own(found) and not found.st_mode & 0o022
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or found.st_uid == os.getuid()
+
+
+def write_through(path: Path) -> None:
+    """Have a file on the disk before anything that says that it is there."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Handwritten characters by writer: one compact form for every source, memory-mapped from a cache on disk.
 
-A source is an iterator of :class:`Block`; :func:`build` writes it into a folder once, :meth:`Characters.open` maps that
-folder, so that neither start-up time nor memory grows with the number of characters.
+A source is an iterator of :class:`Block`; :func:`build` writes it into a folder once, :meth:`Characters.open` compares
+its checksums and maps it, so that memory does not grow with the number of characters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, BinaryIO
@@ -19,11 +20,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fed.cache import digest_of
+
 SIDE = 28
 PIXELS = SIDE * SIDE
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CLASSES = len(ALPHABET)
-FORMAT = 1
+FORMAT = 2
 
 #: rows that are copied at a time when samples have to be brought together by writer
 CHUNK = 4096
@@ -80,7 +83,7 @@ class Characters:
             )
         ends = np.cumsum(meta["counts"], dtype=np.int64)
         n = int(ends[-1])
-        return cls(
+        opened = cls(
             source=meta["source"],
             generated=meta["generated"],
             writers=meta["writers"],
@@ -90,6 +93,13 @@ class Characters:
             test=_map(folder / "test.u8", (n,)).astype(bool) if meta["split"] else None,
             core=meta["core"],
         )
+        for name, digest in meta["digests"].items():
+            if digest_of(folder / name) != digest:
+                raise DataError(
+                    f"{folder / name}: this cache is damaged: its bytes are not those that were written. Delete the"
+                    " folder; it is then made anew."
+                )
+        return opened
 
 
 def build(
@@ -107,6 +117,8 @@ def build(
     try:
         meta = {"format": FORMAT, "source": source, "fingerprint": fingerprint, "generated": generated, "core": core}
         meta |= _write(scratch, blocks, source)
+        meta["digests"] = {path.name: digest_of(path) for path in sorted(scratch.glob("*.u8"))}
+        meta["digest"] = _digest(meta)
         (scratch / "meta.json").write_text(json.dumps(meta))
         with suppress(OSError):  # where another process was faster, its folder is as good
             os.replace(scratch, folder)
@@ -205,9 +217,18 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def _digest(meta: dict[str, Any]) -> str:
+    """Of everything that is noted about a cache, but for this."""
+    text = json.dumps({key: value for key, value in meta.items() if key != "digest"}, sort_keys=True)
+    return sha256(text.encode()).hexdigest()
+
+
 def _check_meta(meta: dict[str, Any]) -> None:
-    if missing := {"source", "fingerprint", "generated", "core", "writers", "counts", "split"} - set(meta):
+    known = {"source", "fingerprint", "generated", "core", "writers", "counts", "split", "digests", "digest"}
+    if missing := known - set(meta):
         raise ValueError(f"{min(missing)} is missing")
+    if meta["digest"] != _digest(meta):
+        raise ValueError("it is not what was written")
     writers, counts, core = meta["writers"], meta["counts"], meta["core"]
     whole = len(writers) == len(set(writers)) == len(counts) > 0 and set(core or ()) <= set(writers)
     if not whole or not all(isinstance(count, int) and count > 0 for count in counts):

@@ -27,8 +27,9 @@ class ClientState:
 class Compressed(Algorithm[Any, ClientState, Any]):
     r"""Any algorithm, with its uploads transformed: quantised, cut to the largest entries, clipped.
 
-    An algorithm whose clients remember what the server has counted (FedADMM, FedDR) remembers what *arrived*: what was
-    not sent is then part of the next change by itself. For the others, ``feedback`` adds it to the next message.
+    An algorithm whose clients remember what the server has counted (FedADMM, FedDR, FedSplit, FedDyn, Scaffold)
+    remembers what *arrived*, so that the server's memory stays the mean of the clients'. For the others, ``feedback``
+    adds what was not sent to the next message.
 
     Args:
         algorithm: what is run.
@@ -55,6 +56,12 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         if self.feedback and self._remembers:
             raise ValueError(
                 f"Compressed(feedback=True) would count twice: {type(self.algorithm).__name__} remembers what arrived."
+                " Leave feedback off."
+            )
+        if self.feedback and self.algorithm.exchanges_per_round > 1:
+            raise ValueError(
+                f"Compressed(feedback=True) would mix what is kept back of different messages:"
+                f" {type(self.algorithm).__name__} sends {self.algorithm.exchanges_per_round} in a round."
                 " Leave feedback off."
             )
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,6 +71,9 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
         h = server.h - self.alpha * total.sum.delta_i / total.population
         x_bar = wide(server.x_bar) + total.sum.delta_i / total.weight - h / self.alpha
         return ServerState(x_bar.to(server.x_bar.dtype), h)
+
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return replace(after, q_i=before.q_i - self.alpha * arrived.delta_i)
 
     def local_model(self, client: ClientState) -> Tensor:
         return client.x_i

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -65,6 +65,9 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         z_bar = server.z_bar + total.sum.delta_i / total.population
         return ServerState(z_bar.to(server.x_bar.dtype), z_bar)
+
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return replace(after, z_i=before.z_i + arrived.delta_i)
 
     def local_model(self, client: ClientState) -> Tensor:
         return client.x_i

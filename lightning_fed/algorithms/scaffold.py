@@ -81,6 +81,9 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         c = server.c + total.sum.c_delta_i / total.population
         return ServerState(x_bar.to(server.x_bar.dtype), c)
 
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+        return ClientState(c_i=before.c_i + arrived.c_delta_i)
+
     def _off_the_steps(self, client: ClientState, down: Down, sol: Solution) -> Tensor:
         length = length_of(sol, self)
         return client.c_i - down.c + (down.x_bar - sol.x) / length if length else client.c_i

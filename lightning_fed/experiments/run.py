@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -101,7 +102,13 @@ class Run:
         """Rounds that need not be run again."""
         if not self.checkpoint.exists():
             return 0
-        loaded = torch.load(self.checkpoint, map_location="cpu", mmap=True, weights_only=False)
+        try:
+            loaded = torch.load(self.checkpoint, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{self.checkpoint} holds objects other than tensors and plain values, which could run code when they"
+                " are loaded. It is not a checkpoint of this command: delete it to start this run from its beginning."
+            ) from error
         return int(loaded["epoch"])
 
     def x_bar(self, round: int) -> np.ndarray[Any, np.dtype[Any]] | None:

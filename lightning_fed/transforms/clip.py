@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,14 @@ from lightning_fed.transforms.base import Sent, Transform, dense_bits
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    r"""Shorten to :math:`\|v\| \le r`; leave shorter vectors alone.
+    r"""Shorten to :math:`\|v\| \le r`; leave shorter vectors alone, and send zeros for what is not finite.
+
+    The norm of what is sent, taken in float64, is never above the limit, whatever the precision of the vector.
 
     >>> Clip(1.0)(torch.tensor([3.0, 4.0]), torch.Generator()).value
     tensor([0.6000, 0.8000])
+    >>> Clip(1.0)(torch.tensor([3.0, float("nan")]), torch.Generator()).value
+    tensor([0., 0.])
     """
 
     norm: float = 1.0
@@ -23,5 +28,20 @@ class Clip(Transform):
         positive(self, "norm", "It is the largest length that is let through.")
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
-        length = float(v.norm())
-        return Sent(v * (self.norm / length) if length > self.norm else v, dense_bits(v))
+        value = v if bool(torch.isfinite(v).all()) else torch.zeros_like(v)
+        if length_of(value) > self.norm:
+            largest = float(value.double().abs().max())
+            direction = value.double() / largest  # whose norm cannot overflow
+            factor = self.norm / length_of(direction)
+            value = (direction * factor).to(v.dtype)
+            while length_of(value) > self.norm:  # rounding may have made it longer
+                factor *= 1 - torch.finfo(v.dtype).eps
+                value = (direction * factor).to(v.dtype)
+        assert length_of(value) <= self.norm
+        return Sent(value, dense_bits(v))
+
+
+def length_of(v: Tensor) -> float:
+    """The norm in float64; infinite if it overflows there."""
+    length = float(v.double().norm())
+    return length if length == length else math.inf

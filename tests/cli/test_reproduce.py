@@ -188,3 +188,21 @@ def test_femnist_of_a_path_is_named_after_it() -> None:
 
 def test_an_algorithm_is_known_by_name_and_hyper_parameters() -> None:
     assert parse_algorithm("FedProx:mu=0.5,weights=uniform") == FedProx(mu=0.5, weights="uniform")
+
+
+class Runs:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("ran"),)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused() -> None:
+    run = small_run(rounds=2)
+    run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"epoch": 1, "more": Runs()}, run.checkpoint)
+    with pytest.raises(ValueError, match=r"last\.ckpt holds objects other than tensors.*delete it"):
+        run.resumes_at()
+    with pytest.raises(Exception, match=r".+"):
+        run.go()
+    assert not Path("ran").exists()

@@ -29,9 +29,11 @@ from problems import (
 )
 
 from lightning_fed import simulate
+from lightning_fed.algorithms import Compressed
 from lightning_fed.local.quadratic import Oracle
 from lightning_fed.prox import Box
 from lightning_fed.store import tensors_of, with_tensors
+from lightning_fed.transforms import Clip, Quantize, TopK
 
 one_exchange = pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.exchanges_per_round == 1], ids=name_of)
 
@@ -125,6 +127,30 @@ def test_server_memory_is_the_weighted_mean_of_the_clients(algorithm, mean, of, 
     history = simulate(algorithm, clients, x0, cohorts=cohorts, solver=solver_for(algorithm))
     for server, states in zip(*both(history), strict=True):
         close(vars(server)[mean], sum(float(w[i]) * vars(s)[of] for i, s in enumerate(states)), 1e-12)
+
+
+@pytest.mark.parametrize("transform", [TopK(1), Clip(0.3), Quantize(3)], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    ("algorithm", "mean", "of"),
+    [
+        pytest.param(a, mean, of, id=f"{mean} of {name_of(a)}")
+        for a in ALGORITHMS
+        for mean, of in MEANS.items()
+        if {mean, of} <= variables_of(a)
+    ],
+)
+@given(federations(rounds=10))
+@EACH
+def test_server_memory_is_the_mean_of_the_clients_whatever_happens_to_messages(
+    algorithm, mean, of, transform, federation
+):
+    clients, x0, cohorts = federation
+    cohorts, w = allowed(algorithm, cohorts, len(clients)), shares(clients, getattr(algorithm, "weights", "uniform"))
+    changed = Compressed(algorithm, transform)
+    history = simulate(changed, clients, x0, cohorts=cohorts, solver=solver_for(algorithm))
+    for server, states in zip(*both(history), strict=True):
+        expected = sum(float(w[i]) * vars(s.inner)[of] for i, s in enumerate(states))
+        close(vars(server)[mean], expected, 1e-12 * max(1.0, float(expected.abs().max())))
 
 
 def both(history):

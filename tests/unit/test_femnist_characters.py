@@ -126,6 +126,32 @@ def test_a_damaged_file_of_a_cache_is_named(name: str, damage: str) -> None:
         Characters.open(FOLDER, "f")
 
 
+@pytest.mark.parametrize("name", ["images", "labels", "test"])
+def test_a_flipped_bit_in_a_cache_is_noticed_wherever_it_is(name: str) -> None:
+    built(blocks=blocks(SOME, test=False))
+    file = FOLDER / f"{name}.u8"
+    data = file.read_bytes()
+    for k in range(0, len(data), max(1, len(data) // 50)):
+        flipped = bytearray(data)
+        flipped[k] ^= 1
+        file.write_bytes(flipped)
+        with pytest.raises(DataError, match=rf"{name}.u8: this cache is damaged: its bytes are not those"):
+            Characters.open(FOLDER, "f")
+    file.write_bytes(data)
+    Characters.open(FOLDER, "f")
+
+
+def test_a_changed_meta_file_is_refused() -> None:
+    built()
+    meta = FOLDER / "meta.json"
+    contents = json.loads(meta.read_text())
+    contents["counts"] = contents["counts"][::-1]
+    contents["writers"] = [*contents["writers"][1:], contents["writers"][0]]
+    meta.write_text(json.dumps(contents))
+    with pytest.raises(DataError, match=r"meta\.json: this cache is damaged"):
+        Characters.open(FOLDER, "f")
+
+
 def test_a_cut_meta_file_is_refused_wherever_it_is_cut() -> None:
     built()
     meta = FOLDER / "meta.json"
@@ -136,7 +162,7 @@ def test_a_cut_meta_file_is_refused_wherever_it_is_cut() -> None:
             Characters.open(FOLDER, "f")
 
 
-KEYS = ("format", "source", "fingerprint", "generated", "core", "writers", "counts", "split")
+KEYS = ("format", "source", "fingerprint", "generated", "core", "writers", "counts", "split", "digests", "digest")
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -190,7 +216,7 @@ def test_a_cache_of_another_format_is_refused() -> None:
     built()
     meta = FOLDER / "meta.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 0}))
-    with pytest.raises(DataError, match="this cache has format 0, wanted 1"):
+    with pytest.raises(DataError, match="this cache has format 0, wanted 2"):
         Characters.open(FOLDER, "f")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -237,17 +238,50 @@ def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert build.built.__wrapped__(source).two() == 2
     monkeypatch.setattr(subprocess, "run", None)
     assert build.built.__wrapped__(source).two() == 2
-    assert [file.suffix for file in (tmp_path / "cache" / "native").iterdir()] == [".so"]
+    assert sorted(file.suffix for file in (tmp_path / "cache" / "native").iterdir()) == [".sha256", ".so"]
 
 
 @needs_compiler
 def test_what_is_damaged_is_compiled_again(tmp_path: Path) -> None:
     source = "int three(void) { return 3; }"
     assert build.built.__wrapped__(source).three() == 3
-    (library,) = (tmp_path / "cache" / "native").iterdir()
-    library.unlink()  # it is still mapped: to write into it would change what is running
-    library.write_text("not a library")
-    assert build.built.__wrapped__(source).three() == 3
+    (library,) = (tmp_path / "cache" / "native").glob("*.so")
+    whole = library.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (b"not a library", whole[: len(whole) // 3], bytes(flipped), b""):
+        library.unlink()  # it is still mapped: to write into it would change what is running
+        library.write_bytes(damaged)
+        assert build.built.__wrapped__(source).three() == 3
+        assert library.read_bytes() != damaged
+
+
+@needs_compiler
+def test_libraries_of_others_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, folder = "int five(void) { return 5; }", tmp_path / "cache" / "native"
+    folder.mkdir(parents=True, mode=0o777)
+    folder.chmod(0o777)
+    assert build.built.__wrapped__(source).five() == 5
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (library,), (checksum,) = folder.glob("*.so"), folder.glob("*.sha256")
+    assert build.is_intact(library, checksum)
+    library.chmod(0o722)  # others may write it
+    assert not build.is_intact(library, checksum)
+    library.chmod(0o700)
+    checksum.unlink()
+    assert not build.is_intact(library, checksum)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(OSError, match="belongs to another user"):
+        build.built.__wrapped__(source)
+
+
+def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="is not a folder, but a link"):
+        build.private_folder(tmp_path / "cache" / "native")
 
 
 @needs_compiler
@@ -266,7 +300,7 @@ def test_many_may_compile_the_same_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         libraries = list(pool.map(build.built.__wrapped__, ["int three(void) { return 3; }"] * 4))
     assert [library.three() for library in libraries] == [3] * 4
-    assert len(list((tmp_path / "cache" / "native").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "native").glob("*.so"))) == 1
 
 
 def test_interrupted_work_has_ended_before_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

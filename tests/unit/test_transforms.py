@@ -12,7 +12,7 @@ from problems import close, golden, identical, random_clients
 from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, simulate
-from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedPAQ
+from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDyn, FedLin, FedPAQ, FedSplit, Scaffold
 from lightning_fed.core import hyper_parameters
 from lightning_fed.randomness import torch_generator
 from lightning_fed.transforms import Clip, Compose, Quantize, TopK
@@ -193,3 +193,35 @@ def test_the_bound_of_the_noise_holds() -> None:
         sent = torch.stack([Quantize(levels)(v, g).value for _ in range(400)])
         seen = float((sent - v).square().sum(1).mean() / v.square().sum())
         assert seen <= 1.1 * Quantize(levels).noise(50)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [1, 1000, 1_000_000])
+def test_no_message_is_longer_than_it_is_clipped_to(size: int, scale: float, dtype: torch.dtype) -> None:
+    v = (torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64) * scale).to(dtype)
+    for norm in (1.0, 0.1, 1e-3):
+        sent = Clip(norm)(v, torch.Generator()).value
+        assert sent.dtype == dtype
+        assert float(sent.double().norm()) <= norm
+        assert float(sent.double().norm()) >= min(norm, float(v.double().norm())) * (1 - 0.02)
+
+
+def test_a_message_that_overflows_in_float64_is_shortened() -> None:
+    sent = Clip(2.0)(torch.tensor([1e300, -1e300], dtype=torch.float64), torch.Generator()).value
+    assert torch.allclose(sent, torch.tensor([2**0.5, -(2**0.5)], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_message_that_is_not_finite_is_sent_as_zero(bad: float) -> None:
+    v = torch.tensor([1.0, bad, 0.5])
+    assert torch.equal(Clip(9.0)(v, torch.Generator()).value, torch.zeros(3))
+    assert v[0] == 1.0
+
+
+def test_feedback_is_refused_where_it_would_count_twice_or_mix_messages() -> None:
+    for algorithm in (FedADMM(), Scaffold(), FedDyn(), FedSplit()):
+        with pytest.raises(ValueError, match="would count twice"):
+            Compressed(algorithm, TopK(1), feedback=True)
+    with pytest.raises(ValueError, match="would mix what is kept back"):
+        Compressed(FedLin(), TopK(1), feedback=True)
