@@ -92,11 +92,12 @@ class StackedLocal:
 
         parts = self.graphs.parts(differentiate, params, shared, batch)
         if parts not in self._outlines:
-            self._outlines[parts] = self.loss.outline
+            outline = self.loss.outline
             if not is_plain(self.trainer.optimizers[0]):
                 found = self.loss.gradient([p[0] for p in params], shared, [part[0] for part in batch])
                 for name, gradient in zip(self.layout.names, found, strict=True):
                     self.check_gradient(name, gradient)
+            self._outlines[parts] = outline
         return parts, self._outlines[parts]
 
     def check_gradient(self, name: str, gradient: Tensor | None) -> None:

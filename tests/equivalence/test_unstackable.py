@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
 from lightning_fed import FederatedServer
-from lightning_fed.algorithms import FedADMM
+from lightning_fed.algorithms import FedADMM, FedAvg
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.engines import ClientError
 
@@ -232,3 +232,29 @@ def test_a_client_that_diverges_is_named() -> None:
 def test_unknown_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"FederatedServer\.{name} must be one of auto, .* got {value!r}"):
         FederatedServer(FedADMM(), **{name: value})
+
+
+class IdleOnShortBatches(Smooth):
+    """Its head has a gradient on full batches only, which the first batch of a client does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3).double()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        scores = self(batch[0])
+        scores = self.head(scores) if len(batch[1]) == 4 else scores
+        return nn.functional.cross_entropy(scores, batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.05, weight_decay=0.5)
+
+
+def test_a_parameter_without_a_gradient_is_noticed_for_every_shape_of_a_batch() -> None:
+    options = {"local_steps": None, "local_epochs": 2}
+    torch.manual_seed(0)
+    expected, _ = fit("sequential", FedAvg(), IdleOnShortBatches(), **options)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match=r"head\.weight has no gradient, but the optimiser might move it"):
+        found, _ = fit("vectorized", FedAvg(), IdleOnShortBatches(), **options)
+    assert torch.allclose(found.federation.server.x_bar, expected.federation.server.x_bar, rtol=0, atol=TOLERANCE)
