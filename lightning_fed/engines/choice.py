@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import DoublePrecision, Precision
@@ -14,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import nn, optim
 
 from lightning_fed.attributes import settings_of
+from lightning_fed.batches import cut_visit
 from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.declarations import declares, undeclared
@@ -23,10 +26,12 @@ from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
+from lightning_fed.local.plan import kind_of
 from lightning_fed.local.stack import STACK, unfavourable
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.round import Engine
 from lightning_fed.store import ClientId
+from lightning_fed.tensors import in_memory
 from lightning_fed.vector import Layout, buffers_of
 
 if TYPE_CHECKING:
@@ -49,8 +54,17 @@ ELEMENTWISE = (
 C_SECONDS = 2
 #: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
 SAVED_SECONDS = 1e-4
+#: Steps in a round from which on it pays to record steps on short batches of one size.
+FREQUENT = 10
 #: Rounds that are reckoned with. Not those of the run: one that is resumed for more rounds has to have the same bits.
 ROUNDS = 100
+
+
+def full_batch(trainer: pl.Trainer, server: FederatedServer) -> int:
+    """The size of the largest batch that a client of the federation has."""
+    assert server.federation is not None
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    return min(int(data.batch_size), max(server.federation.examples.values()))
 
 
 def clients_per_round(server: FederatedServer) -> int:
@@ -59,10 +73,29 @@ def clients_per_round(server: FederatedServer) -> int:
     return round(float(server.sampler.inclusion_probabilities(len(server.federation.examples)).sum()))
 
 
+def steps_by_kind(trainer: pl.Trainer, server: FederatedServer) -> dict[tuple[int, Hashable], float]:
+    """How many local steps a round is expected to have on batches of each size and kind of samples."""
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    found: Counter[tuple[int, Hashable]] = Counter()
+    for cid in data.client_ids:
+        if (memory := in_memory(data.client_dataset(cid))) is None:
+            continue  # which is told later, and by name
+        samples = data.num_examples(cid)
+        sizes = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, 1.0).sizes()
+        for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
+            found[int(size), kind_of(memory[0])] += int(count)
+    share = clients_per_round(server) / len(data.client_ids)
+    return {kind: share * count for kind, count in found.items()}
+
+
 def not_worth_it(trainer: pl.Trainer, server: FederatedServer) -> str | None:
     """Why stacking clients would not be faster; None if it should be."""
     if clients_per_round(server) < 2:
         return "a round has one client"
+    steps, full = steps_by_kind(trainer, server), full_batch(trainer, server)
+    together = sum(count for kind, count in steps.items() if kind[0] == full or count >= FREQUENT)
+    if together < sum(steps.values()) / 2:
+        return "most batches have sizes that few others have"
     return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
 
 
@@ -195,11 +228,9 @@ class Choice:
             raise UnfitError(undeclared(module))
 
     def _made(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout) -> StackedLocal:
-        assert server.federation is not None
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        full_batch = min(data.batch_size, max(server.federation.examples.values()))
         in_c = self._saved_by_c(server) > C_SECONDS
-        return StackedLocal(trainer, layout, full_batch, in_c, self.workers)
+        frequent = {kind for kind, steps in steps_by_kind(trainer, server).items() if steps >= FREQUENT}
+        return StackedLocal(trainer, layout, full_batch(trainer, server), frequent, in_c, self.workers)
 
     def _saved_by_c(self, server: FederatedServer) -> float:
         """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""

@@ -42,7 +42,7 @@ def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Cli
     shared = [tensor.clone() for tensor in loss.shared()]
     with _unchanged(twin, shared):
         try:
-            own = loss.gradient(params, shared, batch)
+            own, _, _ = loss.alone(params, shared, batch)
         except UnfitError:
             raise
         except Exception:  # bad data, or a step that fails: training tells, and names the client

@@ -210,12 +210,12 @@ class StackedLoss:
         self.outline = notes.outline()
         return loss.reshape(()), notes.tensors()
 
-    def gradient(
+    def alone(
         self, params: Sequence[Tensor], shared: Sequence[Tensor], batch: list[Tensor]
-    ) -> Sequence[Tensor | None]:
-        """The gradient of one client's batch, without ``torch.func``; None for parameters that have none."""
+    ) -> tuple[Sequence[Tensor | None], Tensor, list[Tensor]]:
+        """The same for one client, without ``torch.func``; None for parameters that have no gradient."""
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [p.detach().clone().requires_grad_() for p in params]
-            loss, _ = self.loss(leaves, [tensor.clone() for tensor in shared], [part.clone() for part in batch])
+            loss, noted = self.loss(leaves, [tensor.clone() for tensor in shared], [part.clone() for part in batch])
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, leaves, allow_unused=True)
-        return found
+        return found, loss.detach(), [value.detach() for value in noted]

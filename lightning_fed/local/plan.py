@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Plan:
     """The batches of one visit, the same that a loader would give: ``rows`` (S, B), of which ``sizes`` (S,) count.
 
     ``epochs`` are the steps with which local epochs begin, each with the key from which its draws are seeded.
+    ``samples`` are the shapes and types of a sample as it is stored.
     """
 
     tensors: Sequence[Tensor]
@@ -41,6 +42,7 @@ class Plan:
     rows: Tensor
     sizes: NDArray[np.int64]
     epochs: Sequence[tuple[int, tuple[int | str, ...]]] = ()
+    samples: Hashable = ()
 
     @classmethod
     def all_of(cls, trainer: pl.Trainer, server: FederatedServer, visits: Sequence[Visit]) -> list[Plan]:
@@ -61,7 +63,8 @@ class Plan:
             rows = torch.from_numpy(cut.rows(order))
             epochs = () if is_row_by_row(transform) else cut.first_steps()
             keys = [(first, (seed, round, visit.client, epoch)) for epoch, first in enumerate(epochs)]
-            plans.append(cls(tensors, transform, rows if own is None else own[rows], cut.sizes(), keys))
+            chosen = rows if own is None else own[rows]
+            plans.append(cls(tensors, transform, chosen, cut.sizes(), keys, kind_of(tensors)))
         return plans
 
     @classmethod
@@ -78,7 +81,7 @@ class Plan:
             batches += torch.split(loader.order(), loader.batch_size)[:count]
         sizes = np.array([len(batch) for batch in batches])
         rows = torch.stack([_filled_up(batch, int(sizes.max())) for batch in batches])
-        return cls(loader.tensors, loader.transform, rows, sizes, epochs)
+        return cls(loader.tensors, loader.transform, rows, sizes, epochs, kind_of(loader.tensors))
 
     @property
     def steps(self) -> int:
@@ -92,7 +95,11 @@ class Plan:
     @property
     def shape(self) -> Hashable:
         """What batches that are computed together have in common."""
-        return self.batch_size, tuple((tensor.shape[1:], tensor.dtype) for tensor in self.tensors)
+        return self.batch_size, kind_of(self.tensors), self.samples
+
+    def widened(self, size: int) -> Plan:
+        """The same batches, filled up to another size."""
+        return self if size == self.batch_size else replace(self, rows=_filled_up(self.rows.t(), size).t().contiguous())
 
     def transformed(self) -> Plan:
         """The same batches after the transform, which has seen one after another, as in a loader."""
@@ -108,7 +115,12 @@ class Plan:
             made.append([_filled_up(part, self.batch_size) for part in batch])
         tensors = [torch.cat(parts) for parts in zip(*made, strict=True)]
         rows = torch.arange(self.rows.numel()).view(self.rows.shape)
-        return Plan(tensors, None, rows, self.sizes)
+        return Plan(tensors, None, rows, self.sizes, (), self.samples)
+
+
+def kind_of(tensors: Sequence[Tensor]) -> Hashable:
+    """The shapes and types of a sample."""
+    return tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
 
 
 def _in_memory(memory: Any, visit: Visit) -> tuple[Sequence[Tensor], Tensor | None, Transform | None]:
@@ -159,7 +171,7 @@ class Samples:
         """One source for all, if that takes no more memory than the samples themselves."""
         if len({own.shape for own in rows}) == 1:
             rows = torch.stack(list(rows))
-        kinds = {tuple((t.shape[1:], t.dtype) for t in tensors) for tensors in sources}
+        kinds = set(map(kind_of, sources))
         if len(kinds) > 1:
             raise UnfitError("samples of different clients have different shapes or types")
         keys = [tuple(map(id, tensors)) for tensors in sources]  # of all: clients may share inputs and not labels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,7 @@ from lightning_fed.core import StepMap
 from lightning_fed.local.functional import Outline, StackedLoss, UnfitError
 from lightning_fed.local.graphs import Graph, Graphs
 from lightning_fed.local.parts import Parts
-from lightning_fed.local.plan import Batches, Plan
+from lightning_fed.local.plan import Batches, Plan, kind_of
 from lightning_fed.local.questions import Answers, Questions
 from lightning_fed.local.stack import Direction, Stack, is_plain, power_of_two, rounded, stacked_optimizer
 from lightning_fed.local.step_log import StepLog
@@ -29,6 +29,9 @@ from lightning_fed.vector import Layout
 
 Numbers = NDArray[np.int64]
 
+#: Clients whose short batches of one size are computed together.
+SHORT_STACK = 8
+
 
 class StackedLocal:
     """Answers the questions of many clients together, by the steps of the trainer's module.
@@ -36,14 +39,23 @@ class StackedLocal:
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
         full_batch: samples of a full batch. Steps on full batches can be written in C.
+        frequent: sizes of short batches, each with the kind of its samples, that are met often enough to be recorded.
+            Steps on others are taken by one client at a time: to record them would take longer.
         in_c: write steps in C, as far as they can be.
         threads: that share clients whose steps are written in C, if torch has not more.
     """
 
     def __init__(
-        self, trainer: pl.Trainer, layout: Layout, full_batch: int, in_c: bool = False, threads: int = 1
+        self,
+        trainer: pl.Trainer,
+        layout: Layout,
+        full_batch: int,
+        frequent: Collection[Hashable] = (),
+        in_c: bool = False,
+        threads: int = 1,
     ) -> None:
         self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
+        self.frequent = frequent
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs()
@@ -63,23 +75,39 @@ class StackedLocal:
             )
 
     def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
-        """Clients whose batches have another shape than the others' form a stack of their own."""
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
         plans = [plan.transformed() for plan in plans]
-        by_shape: dict[Hashable, list[int]] = defaultdict(list)
-        for i, plan in enumerate(plans):
-            by_shape[plan.shape].append(i)
-        stacks = list(by_shape.values())
+        stacks = self._stacks(plans)
         x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
         for ids in stacks:
             whole = len(stacks) == 1
-            run = _Run(self, questions if whole else questions.of_some(ids), [plans[i] for i in ids], ids, log)
-            found, own_losses = run.go()
+            own = questions if whole else questions.of_some(ids)
+            size = max(plans[i].batch_size for i in ids)
+            found, own_losses = _Run(self, own, [plans[i].widened(size) for i in ids], ids, log).go()
             x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
             for i, loss in zip(ids, own_losses, strict=True):
                 losses[i] = loss
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
         return Answers(questions, x, losses, lr, log)
+
+    def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
+        """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for i, plan in enumerate(plans):
+            recorded = self.is_recorded(plan.batch_size, plan.samples)
+            groups[plan.shape if recorded else (kind_of(plan.tensors), plan.samples)].append(i)
+        stacks = []
+        for ids in groups.values():
+            short = plans[ids[0]].batch_size != self.full_batch and self.is_recorded(
+                plans[ids[0]].batch_size, plans[ids[0]].samples
+            )
+            width = SHORT_STACK if short else len(ids)
+            stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
+        return stacks
+
+    def is_recorded(self, size: int, samples: Hashable) -> bool:
+        """Whether steps on batches of this size are recorded."""
+        return size == self.full_batch or (size, samples) in self.frequent
 
     def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
         """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
@@ -94,11 +122,19 @@ class StackedLocal:
         if parts not in self._outlines:
             outline = self.loss.outline
             if not is_plain(self.trainer.optimizers[0]):
-                found = self.loss.gradient([p[0] for p in params], shared, [part[0] for part in batch])
+                found, _, _ = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
                 for name, gradient in zip(self.layout.names, found, strict=True):
                     self.check_gradient(name, gradient)
             self._outlines[parts] = outline
         return parts, self._outlines[parts]
+
+    def alone(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor], Outline]:
+        """The same for a stack of one client, without recording."""
+        found, loss, noted = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
+        for name, gradient in zip(self.layout.names, found, strict=True):
+            self.check_gradient(name, gradient)
+        flat = [(p.new_zeros(p[0].numel()) if g is None else g.reshape(-1)) for p, g in zip(params, found, strict=True)]
+        return torch.cat(flat).unsqueeze(0), [t.unsqueeze(0) for t in (loss, *noted)], self.loss.outline
 
     def check_gradient(self, name: str, gradient: Tensor | None) -> None:
         """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
@@ -130,8 +166,8 @@ class _Run:
         self.optimizer = self.trainer.optimizers[0]
         self.plain = is_plain(self.optimizer) and not questions.mapped
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
-        self.real = len(plans)
-        self.m = self.real if self.in_c else rounded(self.real)
+        self.real, self.samples = len(plans), plans[0].samples
+        self.m = self._room(plans)
         self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
         self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
         self.x = self._filled(questions.start)
@@ -142,6 +178,13 @@ class _Run:
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.totals = torch.zeros(self.m, dtype=torch.float64)
         self.counts = torch.zeros(self.m, dtype=torch.float64)
+
+    def _room(self, plans: Sequence[Plan]) -> int:
+        """The size of the stack: few different ones are recorded."""
+        size = plans[0].batch_size
+        if self.in_c or not self.local.is_recorded(size, self.samples):
+            return len(plans)
+        return rounded(len(plans)) if size == self.local.full_batch else SHORT_STACK
 
     def go(self) -> tuple[Tensor, list[float]]:
         """Where the clients end (m, d), and their mean losses."""
@@ -188,7 +231,8 @@ class _Run:
                 taken = own[first : first + length]
                 sizes[: len(taken), i] = taken
             tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
-            if bool(((sizes == size) | (sizes == 0)).all()):
+            alike = bool(((sizes == size) | (sizes == 0)).all())
+            if alike and self.local.is_recorded(size, self.samples):
                 self._full_batches(tensors, sizes, size, first)
             else:
                 self._batches_of_any_size(tensors, sizes, first)
@@ -230,17 +274,33 @@ class _Run:
         gradient, at = torch.zeros_like(self.x), self._at(int(steps[0]))
         for size in np.unique(sizes[sizes > 0]).tolist():
             members = np.flatnonzero(sizes == size)
-            # a power of two, with the first member again and again: few shapes have to be recorded
-            missing = min(power_of_two(len(members)), self.m) - len(members)
-            filled = np.concatenate([members, members[:1].repeat(missing)])
-            rows, count = torch.from_numpy(filled).to(self.x.device), len(members)
-            batch = [part[torch.from_numpy(place[filled]).to(part.device), :size] for part in batches]
-            params = [p[rows] for p in at]
+            for some in self._stacks_of(members, size):
+                index = torch.from_numpy(place[some])
+                batch = [part[index.to(part.device), :size] for part in batches]
+                self._gradient_of(gradient, at, some, batch, steps)
+        self._advance(gradient, sizes)
+
+    def _stacks_of(self, members: Numbers, size: int) -> list[Numbers]:
+        """Members whose gradients are computed together, filled up with the first one: few shapes are recorded."""
+        if not self.local.is_recorded(size, self.samples):
+            return [members[i : i + 1] for i in range(len(members))]
+        width = min(power_of_two(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
+        parts = [members[first : first + width] for first in range(0, len(members), width)]
+        return [np.concatenate([part, part[:1].repeat(width - len(part))]) for part in parts]
+
+    def _gradient_of(self, gradient: Tensor, at: Stack, members: Numbers, batch: list[Tensor], steps: Numbers) -> None:
+        """Put the gradients of these members' batches, all of one size, where they belong."""
+        rows, size = torch.from_numpy(members).to(self.x.device), batch[0].shape[1]
+        params = [p[rows] for p in at]
+        if self.local.is_recorded(size, self.samples):
             parts, outline = self.local.parts(params, self.shared, batch)
             found, *results = parts.whole(*params, *self.shared, *batch)
-            gradient[rows[:count]] = found[:count]
-            self._note(outline, members, steps[members], size, [result[:count] for result in results])
-        self._advance(gradient, sizes)
+        else:
+            found, results, outline = self.local.alone(params, self.shared, batch)
+        count = len(np.unique(members))  # those that fill up repeat the first
+        gradient[rows[:count]] = found[:count]
+        chosen = members[:count]
+        self._note(outline, chosen, steps[chosen], size, [result[:count] for result in results])
 
     def _advance(self, gradient: Tensor, working: Numbers) -> None:
         """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""

@@ -169,3 +169,34 @@ def test_a_parameter_whose_gradient_is_zero_but_for_rounding_is_no_obstacle() ->
     found, _ = fit("vectorized", FedADMM(), Pairs())
     expected, _ = fit("sequential", FedADMM(), Pairs())
     assert torch.allclose(found.federation.server.x_bar, expected.federation.server.x_bar, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("frequent", [0, 10**9], ids=["recorded", "one at a time"])
+@pytest.mark.parametrize("batch_size", [4, 11])
+@pytest.mark.parametrize(
+    ("options", "model"),
+    [
+        ({"local_steps": 7}, {}),
+        ({"local_steps": None, "local_epochs": 2}, {}),
+        ({"local_steps": None, "local_epochs": 2, "compile": True}, {}),
+        ({"local_steps": None, "local_epochs": 2}, {"optimizer": "adam"}),
+    ],
+    ids=["steps", "epochs", "epochs in C", "epochs of Adam"],
+)
+def test_short_batches_give_the_same_numbers_however_they_are_computed(
+    frequent: float, batch_size: int, options: Any, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fed.engines.choice.FREQUENT", frequent)
+    monkeypatch.setattr("stacks.data", lambda: data(batch_size=batch_size))
+    assert_engines_agree(FedADMM(eta=0.5), model=model, tolerance=1e-9, **options)
+
+
+def test_auto_leaves_clients_one_by_one_whose_batches_all_have_sizes_of_their_own(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Declared(Smooth):
+        stackable = True
+
+    monkeypatch.setattr("stacks.data", lambda: data(batch_size=100))
+    fit("auto", FedADMM(), Declared())
+    assert any("most batches have sizes that few others have" in text for text in caplog.messages)
