@@ -76,14 +76,16 @@ def clients_per_round(server: FederatedServer) -> int:
 def steps_by_kind(trainer: pl.Trainer, server: FederatedServer) -> dict[tuple[int, Hashable], float]:
     """How many local steps a round is expected to have on batches of each size and kind of samples."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    found: Counter[tuple[int, Hashable]] = Counter()
+    clients: Counter[tuple[int, Hashable]] = Counter()  # by number and kind of their samples
     for cid in data.client_ids:
-        if (memory := in_memory(data.client_dataset(cid))) is None:
-            continue  # which is told later, and by name
-        samples = data.num_examples(cid)
+        if (memory := in_memory(data.client_dataset(cid))) is not None:  # others are told later, and by name
+            tensors, rows, _ = memory
+            clients[len(tensors[0] if rows is None else rows), kind_of(tensors)] += 1
+    found: Counter[tuple[int, Hashable]] = Counter()
+    for (samples, kind), count in clients.items():
         sizes = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, 1.0).sizes()
-        for size, count in zip(*np.unique(sizes, return_counts=True), strict=True):
-            found[int(size), kind_of(memory[0])] += int(count)
+        for size, steps in zip(*np.unique(sizes, return_counts=True), strict=True):
+            found[int(size), kind] += int(steps) * count
     share = clients_per_round(server) / len(data.client_ids)
     return {kind: share * count for kind, count in found.items()}
 

@@ -95,7 +95,7 @@ def test_bytes_by_round_and_by_client_are_those_counted_by_hand(
         (FedDR(init="prox"), [8 + 4, 8 + 8, 8 + 12], [0, 0, 0]),
         (Scaffold(option=1), [4, 8, 12], [2, 4, 6]),
         (FedLin(), [8, 16, 24], [4 + 4, 4 + 8, 4 + 12]),
-        (Compressed(Scaffold(option=1), Quantize(4)), [4, 8, 12], [2, 4, 6]),
+        (Compressed(Scaffold(option=1), Quantize(8)), [4, 8, 12], [2, 4, 6]),
     ],
     ids=["FedADMM", "FedDR-prox", "Scaffold", "FedLin", "Compressed"],
 )
