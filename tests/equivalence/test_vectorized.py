@@ -188,7 +188,7 @@ def test_short_batches_give_the_same_numbers_however_they_are_computed(
 ) -> None:
     monkeypatch.setattr("lightning_fed.engines.choice.FREQUENT", frequent)
     monkeypatch.setattr("stacks.data", lambda: data(batch_size=batch_size))
-    assert_engines_agree(FedADMM(eta=0.5), model=model, tolerance=1e-9, **options)
+    assert_engines_agree(FedADMM(eta=0.5), model=model, tolerance=1e-9 if model else TOLERANCE, **options)
 
 
 def test_auto_leaves_clients_one_by_one_whose_batches_all_have_sizes_of_their_own(
