@@ -127,7 +127,7 @@ def main() -> None:
         enable_model_summary=False,
         limit_val_batches=0,  # the federated evaluation reads the test data already
         callbacks=[
-            FederatedServer(FedADMM(eta=0.3, g=g), clients_per_round=2 if args.quick else 10, local_steps=40),
+            FederatedServer(FedADMM(eta=0.3, g=g, start="local"), 2 if args.quick else 10, local_steps=40),
             Sparsity(on=CONVOLUTIONS),
             figure,
         ],

@@ -46,7 +46,7 @@ def run(workload: Workload, turn: Callable[[], None], threads: int, log_train: b
     warnings.filterwarnings("ignore", module="pytorch_lightning|torch")
     pl.seed_everything(0, verbose=False)
     server = FederatedServer(
-        FedADMM(eta=workload.eta),
+        FedADMM(eta=workload.eta, start="local"),
         clients_per_round=workload.cohort,
         local_steps=workload.steps,
         evaluate_every=0,

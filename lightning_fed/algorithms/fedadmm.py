@@ -24,7 +24,7 @@ from lightning_fed.prox import Prox, Zero
 
 @record
 class ClientState:
-    x_i: Tensor  # local model, where the next visit starts
+    x_i: Tensor  # local model, where the next visit starts if start="local"
     z_i: Tensor  # dual variable of x_i = x_bar; never leaves the client
     x_hat_i: Tensor  # this client's share of x_tilde, as last counted
 
@@ -58,8 +58,9 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         alpha: relaxation in (0, 2]; 1 is the paper's method.
         g: regulariser or constraint, applied by the server.
         weights: ``uniform`` (1/n, the paper) or ``samples`` (N_i / N).
-        start: local work starts at the client's own last ``local`` model, at the ``server`` model, or at the
-            ``centre`` of the quadratic.
+        start: local work starts at the ``server`` model, at the client's own last ``local`` model, or at the
+            ``centre`` of the quadratic. The paper does not say. ``local`` needs ``lr * steps * eta`` of several units
+            in a visit, otherwise x_i does not follow x_bar.
         project_initial: broadcast ``prox(x0)`` instead of ``x0`` in the first round.
 
     >>> from lightning_fed import Quadratic, simulate
@@ -74,7 +75,7 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
     alpha: float = 1.0
     g: Prox = Zero()
     weights: Weights = "uniform"
-    start: Start = "local"
+    start: Start = "server"
     project_initial: bool = False
 
     def __post_init__(self) -> None:

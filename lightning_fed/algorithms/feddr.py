@@ -56,7 +56,8 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
         alpha: relaxation in (0, 2]; 1 is Douglas-Rachford, 2 Peaceman-Rachford.
         g: regulariser or constraint, applied by the server.
         weights: ``uniform`` (1/n) or ``samples`` (N_i / N).
-        start: local work starts at the client's ``local`` model, the ``server`` model, or the ``centre`` y_i.
+        start: local work starts at the ``server`` model, the client's ``local`` model, or the ``centre`` y_i. The
+            authors' code starts at ``local``, which needs ``lr * steps / eta_hat`` of several units in a visit.
         init: ``x0`` starts all variables at the first model. ``prox`` asks every client once before round 0, as the
             paper writes, and counts what they answer in x_tilde, which the paper forgets: its limit is then wrong.
 
@@ -72,7 +73,7 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
     alpha: float = 1.0
     g: Prox = Zero()
     weights: Weights = "uniform"
-    start: Start = "local"
+    start: Start = "server"
     init: Literal["x0", "prox"] = "x0"
 
     def __post_init__(self) -> None:

@@ -52,7 +52,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         mode: ``fresh`` clients upload after their work, which is FedDR with alpha = 1. ``upload_first`` is the protocol
             as the paper writes it: clients upload what they have, receive the new mean, work, and keep the result until
             they are drawn again. With a part of the clients that is another, delayed method.
-        start: local work starts at the ``local`` model, the ``server``'s, or the ``centre`` of the prox.
+        start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the prox.
 
     Reference: arXiv:2203.15104.
     """
@@ -60,7 +60,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
     eta_hat: float = 1.0
     g: Prox = Zero()
     mode: Literal["fresh", "upload_first"] = "fresh"
-    start: Start = "local"
+    start: Start = "server"
 
     def __post_init__(self) -> None:
         positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")

@@ -51,7 +51,8 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         \lambda_i &\leftarrow \lambda_i + (x_i - x_{0,i})/\hat\eta, \quad x_{0,i}^+ = x_i + \hat\eta\lambda_i
 
     One coin for all: with probability ``1 - skip`` everybody sends :math:`x_{0,i}^+` and goes on from the mean; else
-    nobody does, and each goes on from its own. Without skipping it is ``FedADMM(eta=1/eta_hat)`` with all clients.
+    nobody does, and each goes on from its own. Without skipping it is ``FedADMM(eta=1/eta_hat, start="local")`` with
+    all clients.
 
     Oracle II takes its steps along an estimate of the gradient, which every batch :math:`B` corrects by what it sees of
     the step, and which is a full gradient again every so many rounds:

@@ -37,8 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lightning-fed reproduce",
         description="FedADMM and FedDR with the paper's settings (10 of 30 clients, 300 SGD steps of batch 2, step size"
-        " 0.01, eta = alpha = 1) and the same seeds: figures, a table with their largest difference by round, CSV and"
-        " W&B. An interrupted command goes on when it is given again.",
+        " 0.01, eta = alpha = 1, start local) and the same seeds: figures, a table with their largest difference by"
+        " round, CSV and W&B. An interrupted command goes on when it is given again.",
     )
     parser.add_argument("experiment", choices=("synthetic", "femnist", "all"))
     parser.add_argument("--rounds", type=whole_number, help="100 by default")
@@ -77,7 +77,7 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
         Run(
             setting,
             label,
-            parse_algorithm(label),
+            PAIR[label] if label in PAIR else parse_algorithm(label),
             seed,
             out,
             rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),

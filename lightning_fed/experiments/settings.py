@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 
 from lightning_fed import algorithms, transforms
-from lightning_fed.algorithms import Algorithm, Compressed
+from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedDR
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.datamodules import FEMNIST, Synthetic
 from lightning_fed.datamodules.femnist import npz
@@ -21,8 +21,11 @@ from lightning_fed.transforms import Compose, Transform
 
 CLIENTS, BATCH_SIZE, LR = 30, 2, 0.01
 
-#: the two algorithms that coincide
-PAIR = ("FedADMM", "FedDR")
+#: the two algorithms that coincide; in the reproduced experiments local work starts at the client's own last model
+PAIR: dict[str, Algorithm] = {  # type: ignore[type-arg]
+    "FedADMM": FedADMM(eta=1.0, alpha=1.0, start="local"),
+    "FedDR": FedDR(eta_hat=1.0, alpha=1.0, start="local"),
+}
 
 Dtype = Literal["float32", "float64"]
 

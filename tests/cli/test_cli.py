@@ -114,7 +114,7 @@ def test_what_is_printed_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "printed.yaml").write_text(yaml.safe_dump(content))
     done = cli(config=tmp_path / "printed.yaml")
     assert done.trainer.global_step == 1
-    assert done.config_init["fit"]["federated"].algorithm == FedADMM(eta=0.5)
+    assert done.config_init["fit"]["federated"].algorithm == FedADMM(eta=0.5, start="local")
 
 
 # -- overrides and interpolation --------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_what_is_printed_can_be_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("option", ["--federated.algorithm.eta=0.5", "--federated.algorithm.init_args.eta=0.5"])
 def test_an_override_reaches_the_algorithm(option: str) -> None:
-    assert parsed(option).config_init["federated"].algorithm == FedADMM(eta=0.5)
+    assert parsed(option).config_init["federated"].algorithm == FedADMM(eta=0.5, start="local")
 
 
 def test_the_callback_of_the_trainer_is_the_one_of_the_config() -> None:
@@ -132,7 +132,7 @@ def test_the_callback_of_the_trainer_is_the_one_of_the_config() -> None:
 
 def test_another_algorithm_can_be_chosen_by_its_name() -> None:
     built = parsed("--federated.algorithm=FedDR", "--federated.algorithm.eta_hat=0.25")
-    assert built.config_init["federated"].algorithm == FedDR(eta_hat=0.25)
+    assert built.config_init["federated"].algorithm == FedDR(eta_hat=0.25, start="local")
 
 
 def test_a_regulariser_can_be_chosen_by_its_name() -> None:

@@ -16,8 +16,9 @@ import torch
 import wandb
 from wandb_reader import read_run
 
-from lightning_fed.algorithms import FedProx
+from lightning_fed.algorithms import FedADMM, FedDR, FedProx
 from lightning_fed.cli import main
+from lightning_fed.commands import reproduce
 from lightning_fed.experiments import report
 from lightning_fed.experiments.run import Run
 from lightning_fed.experiments.settings import femnist, parse_algorithm, synthetic
@@ -68,6 +69,15 @@ def test_fedadmm_and_feddr_are_one_run_to_rounding_and_all_of_it_is_written(caps
     assert [row["federated/objective"] for row in run.history if "federated/objective" in row] == pytest.approx(
         by_label["FedDR"]
     )
+
+
+def test_the_pair_starts_at_local_models_whatever_the_default_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Run] = []
+    monkeypatch.setattr(reproduce, "drive", built.extend)
+    main(["reproduce", "all", "--also", "FedADMM:eta=0.1"])
+    paper = {"FedADMM": FedADMM(eta=1.0, start="local"), "FedDR": FedDR(eta_hat=1.0, start="local")}
+    assert {run.label: run.algorithm for run in built} == {**paper, "FedADMM:eta=0.1": FedADMM(eta=0.1)}
+    assert len(built) == (3 + 1) * 3 * 3  # synthetic sets and FEMNIST, seeds, algorithms
 
 
 def test_the_gap_is_the_largest_entry_of_the_difference() -> None:

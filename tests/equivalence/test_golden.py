@@ -5,7 +5,7 @@ import references
 from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
 
 from lightning_fed import Exact, GradientDescent, simulate
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedDRII, FedProx
 from lightning_fed.prox import L1, Box
 
 ALIKE, UNLIKE = (1, 1, 1), (5, 3, 2)
@@ -96,9 +96,12 @@ TABLE = {
     "FedADMM, partial, box": (FedADMM(eta=2.0, g=Box(-0.2, 0.2)), ALIKE, PARTIAL, EXACT, ADMM_BOX),
     "FedADMM, full": (FedADMM(eta=2.0), ALIKE, FULL, EXACT, DOUGLAS_RACHFORD_FULL),
     "FedADMM, partial, unlike": (FedADMM(eta=2.0, weights="samples"), UNLIKE, PARTIAL, EXACT, ADMM_UNLIKE),
-    "FedADMM, two steps from local": (FedADMM(eta=2.0), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_LOCAL),
+    "FedADMM, two steps from local": (FedADMM(eta=2.0, start="local"), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_LOCAL),
     "FedADMM, two steps from server": (FedADMM(eta=2.0, start="server"), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_SERVER),
     "FedADMM, two steps from centre": (FedADMM(eta=2.0, start="centre"), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_CENTRE),
+    "FedADMM, two steps by default": (FedADMM(eta=2.0), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_SERVER),
+    "FedDR, two steps by default": (FedDR(eta_hat=0.5), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_SERVER),
+    "FedDRII, two steps by default": (FedDRII(eta_hat=0.5), ALIKE, PARTIAL, TWO_STEPS, ADMM_FROM_SERVER),
     "FedADMM, alpha 1.5": (FedADMM(eta=2.0, alpha=1.5), ALIKE, PARTIAL, EXACT, DR_RELAXED),
     "FedADMM, alpha 1.5, l1": (FedADMM(eta=2.0, alpha=1.5, g=L1(0.1)), ALIKE, PARTIAL, EXACT, DR_RELAXED_L1),
     "FedADMM, alpha 2, full": (FedADMM(eta=2.0, alpha=2.0), ALIKE, FULL, EXACT, PEACEMAN_RACHFORD_FULL),

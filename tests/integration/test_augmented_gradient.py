@@ -131,7 +131,9 @@ def compare(
         module, data, 2, make=module.make_optimizer, steps=steps, clip=clip, accumulate=accumulate
     )
     before = x_of(module)
-    server = FederatedServer(FedADMM(eta=ETA), clients_per_round=2, local_steps=steps, seed=SEED, evaluate_every=0)
+    server = FederatedServer(
+        FedADMM(eta=ETA, start="local"), clients_per_round=2, local_steps=steps, seed=SEED, evaluate_every=0
+    )
     trainer = {"precision": "64-true", "limit_val_batches": 0, **trainer}
     quiet_trainer(server, ROUNDS, callbacks=[trace], **trainer).fit(module, datamodule=data)
     assert len(trace.x_bar) == ROUNDS
@@ -241,7 +243,7 @@ def test_a_parameter_the_loss_never_sees_obeys_the_augmented_lagrangian() -> Non
     data, _ = least_squares(n=3)
     module = Forgetful(4, lr)
     ids, start, contraction = data.client_ids, module.unused.detach().clone(), (1 - lr * ETA) ** steps
-    algorithm = FedADMM(eta=ETA, g=L1(lam))
+    algorithm = FedADMM(eta=ETA, g=L1(lam), start="local")
     server = FederatedServer(algorithm, clients_per_round=2, local_steps=steps, seed=SEED, evaluate_every=0)
     quiet_trainer(server, 6).fit(module, datamodule=data)
 

@@ -176,6 +176,12 @@ def test_another_hyper_parameter_is_warned_of() -> None:
         quiet_trainer(server(FedADMM(g=L1(0.1))), 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
 
 
+def test_a_checkpoint_from_before_the_default_start_changed_is_warned_of() -> None:
+    path = saved(algorithm=FedADMM(start="local"))
+    with pytest.warns(UserWarning, match=r"other settings: start='server' \(was 'local'\).*not the one"):
+        quiet_trainer(server(FedADMM()), 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
+
+
 def test_other_local_work_and_other_data_are_warned_of() -> None:
     path, other = saved(), FederatedServer(FedADMM(), local_steps=7, buffers="server", evaluate_every=0)
     with pytest.warns(UserWarning, match=r"local_steps=7 \(was 2\), buffers='server' \(was 'average'\)"):

@@ -40,7 +40,7 @@ class Steps(FederatedCallback):
 def test_fit_stops_where_simulate_stops(tolerance: float | Tolerance, sampler: Any) -> None:
     data, quadratics = least_squares()
     module, witness = LeastSquares(4, LR), Witness()
-    x0, algorithm = x_of(module), FedADMM(eta=ETA)
+    x0, algorithm = x_of(module), FedADMM(eta=ETA, start="local")
     server = FederatedServer(
         algorithm, sampler=sampler, local_epochs=200, local_tolerance=tolerance, evaluate_every=0, seed=7
     )
@@ -55,7 +55,7 @@ def test_fit_stops_where_simulate_stops(tolerance: float | Tolerance, sampler: A
 def test_the_point_reached_by_mini_batches_fulfils_the_certificate() -> None:
     data, watched, module = classification(), Steps(), Net(lr=0.02)
     server = FederatedServer(
-        FedADMM(eta=8.0), clients_per_round=2, local_epochs=60, local_tolerance=0.2, evaluate_every=0
+        FedADMM(eta=8.0, start="local"), clients_per_round=2, local_epochs=60, local_tolerance=0.2, evaluate_every=0
     )
     quiet_trainer(server, 3, callbacks=[watched], limit_val_batches=0).fit(module, datamodule=data)
     assert len(watched.visits) == 6

@@ -21,7 +21,8 @@ ROUNDS = 4
 
 
 def fitted(g: Prox, sparsity: Sparsity, folder: Path | None = None) -> Witness:
-    server = FederatedServer(FedADMM(eta=1.0, g=g), clients_per_round=2, local_steps=3, seed=3, evaluate_every=0)
+    algorithm = FedADMM(eta=1.0, g=g, start="local")
+    server = FederatedServer(algorithm, clients_per_round=2, local_steps=3, seed=3, evaluate_every=0)
     logger = WandbLogger(project="test", save_dir=str(folder), offline=True) if folder else False
     witness = Witness()
     try:

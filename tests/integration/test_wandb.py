@@ -222,7 +222,7 @@ def test_histograms_hold_every_client_that_has_a_value(tracked: Tracked, column:
 
 def test_the_settings_of_the_federation_are_in_the_config(tracked: Tracked) -> None:
     g = {"name": "L1", "c": tracked.c, "on": None} if tracked.c else {"name": "Zero"}
-    algorithm = {"name": "FedADMM", "eta": ETA, "alpha": 1.0, "g": g, "weights": "uniform", "start": "local"}
+    algorithm = {"name": "FedADMM", "eta": ETA, "alpha": 1.0, "g": g, "weights": "uniform", "start": "server"}
     settings = tracked.run.config["federated"]
     assert settings["algorithm"] == {**algorithm, "project_initial": False}
     assert settings["sampler"] == {"name": "Uniform", "size": COHORT}

@@ -18,6 +18,7 @@ from lightning_fed.algorithms import (
     FedPD,
     FedProx,
     FedSplit,
+    ParallelDRS,
     Scaffold,
 )
 from lightning_fed.core import hyper_parameters
@@ -138,23 +139,23 @@ def test_hyper_parameters_are_frozen_comparable_and_printable(algorithm):
     assert listed.keys() == {"name"} | {f.name for f in dataclasses.fields(algorithm)}
 
 
-def test_defaults_are_those_of_the_papers():
+def test_defaults_are_those_of_the_papers_where_they_name_one():
     assert hyper_parameters(FedADMM()) == {
         "name": "FedADMM",
         "eta": 1.0,
         "alpha": 1.0,
         "g": {"name": "Zero"},
         "weights": "uniform",
-        "start": "local",
+        "start": "server",
         "project_initial": False,
     }
     assert (FedDR().eta_hat, FedDR().alpha, FedDR().init, FedDR().weights) == (1.0, 1.0, "x0", "uniform")
-    assert (FedDR().start, FedAvg().weights, FedAvg().server_lr, FedProx().weights) == (
-        "local",
-        "samples",
-        1.0,
-        "samples",
-    )
+    assert (FedAvg().weights, FedAvg().server_lr, FedProx().weights) == ("samples", 1.0, "samples")
+
+
+@pytest.mark.parametrize("kind", [FedADMM, FedDR, FedDRII, ParallelDRS], ids=lambda kind: kind.__name__)
+def test_local_work_starts_at_the_server_model_by_default(kind):
+    assert kind().start == "server"
 
 
 def test_the_penalty_is_the_rho_of_the_question():
