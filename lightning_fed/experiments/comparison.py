@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: every algorithm with its own hyper-parameters, and what else is tried of it; the best by train loss is tabled too.
-#: Left out because they are the same runs: FedDRII (FedDR), and other steps of FedDR and ParallelDRS (FedADMM, FedPD).
+#: Left out because they are the same runs: FedDRII (FedDR), and other steps of FedDR (FedADMM).
 FAMILY: dict[str, tuple[str, ...]] = {
     "FedADMM": ("FedADMM:eta=0.1",),
+    "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # where the reproduced experiments start
     "FedDR": (),
     "FedDRII:mode=upload_first": ("FedDRII:mode=upload_first,eta_hat=10",),
     "FedDyn": ("FedDyn:alpha=0.1",),
@@ -33,7 +34,7 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedADMM+Quantize:levels=64": (),
     "FedADMM+TopK:k=228": (),  # a tenth of the perceptron's parameters
     "FedPD": ("FedPD:eta_hat=10",),
-    "ParallelDRS": (),
+    "ParallelDRS": ("ParallelDRS:eta_hat=10",),
     "FedSplit": ("FedSplit:s=10",),
     "FedLin": (),
 }
