@@ -7,6 +7,7 @@ underscored names.
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import pytorch_lightning as pl
@@ -28,7 +29,7 @@ from pytorch_lightning.trainer.call import (
 )
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from pytorch_lightning.utilities.data import extract_batch_size
+from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
@@ -69,10 +70,31 @@ def check_lightning_version(version: str = pl.__version__) -> None:
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of samples in a batch; 1 where it has no size."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return int(extract_batch_size(batch))
-        except Exception:
-            return 1
+    """Guess the number of samples of a batch from a loader of the user's own, by its first tensor, as Lightning does.
+
+    Where it cannot be seen, or tensors disagree, a warning says so once; without tensors a batch counts as one sample.
+    """
+    sizes = _sizes_in(batch)
+    if len(set(sizes)) != 1:
+        _warn_of_guess(type(batch).__name__, tuple(dict.fromkeys(sizes)))
+    return sizes[0] if sizes else 1
+
+
+def _sizes_in(batch: Any) -> list[int]:
+    try:
+        return [size for size in extract_batch_sizes(batch) if size is not None]
+    except Exception:  # a batch may be any object, and fail in any way when it is looked into
+        return []
+
+
+@cache
+def _warn_of_guess(kind: str, sizes: tuple[int, ...]) -> None:
+    found = (
+        f"tensors of {' and '.join(map(str, sizes))} rows; the first is taken" if sizes else "no tensor; it counts as 1"
+    )
+    warnings.warn(
+        f"The number of samples of a {kind} from a loader of your own is not known: it has {found}. Means over batches"
+        " weigh by it. Return a torch DataLoader of map-style data, or give FederatedDataModule a collate_fn in the"
+        " place of an overridden loader: their samples are counted.",
+        stacklevel=3,
+    )

@@ -80,7 +80,7 @@ def _check_data(data: Any, server: FederatedServer) -> None:
         if data.num_examples(cid) < 1:
             raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
     own_batches = is_overridden("client_dataloader", data, FederatedDataModule)
-    if server.local_steps is None and data.drop_last and not own_batches:
+    if server.local_steps is None and data.drop_last and data.sampler is None and not own_batches:
         small = next((cid for cid in ids if data.num_examples(cid) < data.batch_size), None)
         if small is not None:
             raise ValueError(

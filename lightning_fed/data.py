@@ -13,10 +13,20 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, 
 from typing_extensions import Self
 
 from lightning_fed.arguments import whole
+from lightning_fed.loading import (
+    Collate,
+    EpochSampler,
+    PooledOrder,
+    check_callable,
+    cut_order,
+    drawn_order,
+    fresh_generator,
+    loader_arguments,
+)
 from lightning_fed.partition import Partition, check_dealt, hold_out, num_samples
 from lightning_fed.randomness import numpy_generator
 from lightning_fed.store import ClientId
-from lightning_fed.tensors import TensorLoader, in_memory
+from lightning_fed.tensors import Memory, TensorLoader, in_memory
 from lightning_fed.tensors import TensorRows as TensorRows
 from lightning_fed.tensors import row_by_row as row_by_row
 
@@ -39,6 +49,12 @@ class FederatedDataModule(pl.LightningDataModule):
         eval_batch_size: of all other batches.
         num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
         drop_last: leave out the short last batch of an epoch; ``local_steps`` has no short batches.
+        collate_fn: makes a batch of a list of samples, in training and evaluation; torch's ``default_collate`` if None.
+            A batch may be anything that your module takes: it counts with the number of its samples.
+        sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
+            torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
+        loader_options: other arguments of ``DataLoader`` by name, such as ``{"pin_memory": True}``; as ``num_workers``,
+            not for tensors in memory.
 
     ``description`` says in a line what the data are, for logs, trackers and figures.
 
@@ -48,6 +64,14 @@ class FederatedDataModule(pl.LightningDataModule):
     >>> data = FederatedDataModule({"ann": TensorDataset(torch.zeros(3, 2)), "bob": TensorDataset(torch.ones(5, 2))})
     >>> data.client_ids, data.num_examples("bob")
     (['ann', 'bob'], 5)
+
+    Sequences of different lengths, packed:
+
+    >>> from torch.nn.utils.rnn import pack_sequence
+    >>> sequences = [torch.ones(3), torch.ones(1), torch.ones(2)]
+    >>> data = FederatedDataModule({"ann": sequences}, collate_fn=lambda s: pack_sequence(s, enforce_sorted=False))
+    >>> [batch.batch_sizes.tolist() for batch in data.client_eval_dataloader("ann", "train")]
+    [[3, 2, 1]]
     """
 
     description: str = ""
@@ -62,6 +86,9 @@ class FederatedDataModule(pl.LightningDataModule):
         eval_batch_size: int = 1024,
         num_workers: int = 0,
         drop_last: bool = False,
+        collate_fn: Collate | None = None,
+        sampler: EpochSampler | None = None,
+        loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.batch_size = batch_size
@@ -71,6 +98,10 @@ class FederatedDataModule(pl.LightningDataModule):
         whole(self, "batch_size", 1)
         whole(self, "eval_batch_size", 1)
         whole(self, "num_workers", 0)
+        check_callable("collate_fn", collate_fn, "torch.nn.utils.rnn.pack_sequence")
+        check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
+        self.collate_fn, self.sampler = collate_fn, sampler
+        self.loader_options = loader_arguments(loader_options, num_workers)
         self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
         for split, datasets in zip(SPLITS, (train, val, test), strict=True):
             if datasets is not None:
@@ -175,16 +206,19 @@ class FederatedDataModule(pl.LightningDataModule):
         A subclass that overrides it cuts its own batches: a visit takes them as they come, epoch after epoch.
         """
         dataset = self.client_dataset(cid)
-        memory = in_memory(dataset)
+        if shuffle and self.sampler is not None:
+            order = self.sampled_order(cid, fresh_generator() if generator is None else generator)
+            batches = cut_order(order, self.batch_size, self.drop_last)
+            return self.batches_dataloader(cid, batches, None if generator is None else generator.clone_state())
+        memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(
                 *memory, batch_size=self.batch_size, shuffle=shuffle, generator=generator, drop_last=self.drop_last
             )
-        return DataLoader(
+        return self._dataloader(
             dataset,
-            self.batch_size,
+            batch_size=self.batch_size,
             sampler=RandomSampler(dataset, generator=generator) if shuffle else None,  # type: ignore[arg-type]
-            num_workers=self.num_workers,
             drop_last=self.drop_last,
             # DataLoader draws the seed of its workers first. From a copy: so the order is the one of a TensorLoader.
             generator=None if generator is None else generator.clone_state(),
@@ -198,24 +232,35 @@ class FederatedDataModule(pl.LightningDataModule):
         ``generator`` seeds the processes that load data, if there are any.
         """
         dataset = self.client_dataset(cid)
-        memory = in_memory(dataset)
+        memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(*memory, batch_size=self.batch_size, batches=batches)
-        sampler = [batch.tolist() for batch in batches]
-        return DataLoader(dataset, batch_sampler=sampler, num_workers=self.num_workers, generator=generator)
+        return self._dataloader(dataset, batch_sampler=[batch.tolist() for batch in batches], generator=generator)
+
+    def sampled_order(self, cid: ClientId, generator: torch.Generator, most: int | None = None) -> list[int]:
+        """The positions that ``sampler`` gives for one epoch of a client, ``most`` of them at most."""
+        assert self.sampler is not None
+        return drawn_order(self.sampler, self.client_dataset(cid), generator, f"client {cid!r}", most)
 
     def client_eval_dataloader(self, cid: ClientId, split: str) -> TensorLoader | DataLoader[Any]:
         """All samples of a client's split, in their order."""
         dataset = self.client_dataset(cid, split)
-        memory = in_memory(dataset)
+        memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(*memory, batch_size=self.eval_batch_size)
-        return DataLoader(dataset, self.eval_batch_size, num_workers=self.num_workers)
+        return self._dataloader(dataset, batch_size=self.eval_batch_size)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The training data of all clients in one place, shuffled."""
-        pool: ConcatDataset[Any] = ConcatDataset(self._members("train").values())
-        return DataLoader(pool, self.batch_size, shuffle=True, num_workers=self.num_workers, drop_last=self.drop_last)
+        """The training data of all clients in one place, shuffled.
+
+        With a ``sampler``, an epoch has the samples that it gives for each client, in one random order.
+        """
+        clients = self._members("train")
+        pool: ConcatDataset[Any] = ConcatDataset(clients.values())
+        order: dict[str, Any] = (
+            {"shuffle": True} if self.sampler is None else {"sampler": PooledOrder(self.sampler, clients)}
+        )
+        return self._dataloader(pool, batch_size=self.batch_size, drop_last=self.drop_last, **order)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """The validation data of all clients, else their test data, else nothing: then Lightning does not validate."""
@@ -231,7 +276,16 @@ class FederatedDataModule(pl.LightningDataModule):
 
     def _pooled_eval_dataloader(self, split: str) -> DataLoader[Any]:
         pool: ConcatDataset[Any] = ConcatDataset(self._members(split).values())
-        return DataLoader(pool, self.eval_batch_size, num_workers=self.num_workers)
+        return self._dataloader(pool, batch_size=self.eval_batch_size)
+
+    def _in_memory(self, dataset: Dataset[Any]) -> Memory | None:
+        """The tensors of a dataset that may be indexed directly: samples are for ``collate_fn``, if there is one."""
+        return None if self.collate_fn is not None else in_memory(dataset)
+
+    def _dataloader(self, dataset: Dataset[Any], **how: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset, collate_fn=self.collate_fn, num_workers=self.num_workers, **self.loader_options, **how
+        )
 
     def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
         if not self.has_split(split):

@@ -20,6 +20,7 @@ from lightning_fed._compat import (
     _TrainingEpochLoop,
     call_callback_hooks,
 )
+from lightning_fed.loading import known_sizes
 from lightning_fed.randomness import seed_global
 from lightning_fed.visit import ClientLoop
 
@@ -62,6 +63,14 @@ def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> N
     for name, number in numbers.items():
         results.log(fx, name, torch.tensor(number, dtype=torch.float64), batch_size=1)
     connector._current_fx = fx
+
+
+def weigh_by_samples(trainer: pl.Trainer, loaders: Any, batch_idx: int, dataloader_idx: int) -> None:
+    """Have Lightning weigh what is logged for a batch by its samples, where its loader tells how many there are."""
+    loader = loaders[dataloader_idx] if isinstance(loaders, list) else loaders
+    sizes = known_sizes(loader)
+    if sizes is not None and trainer._results is not None:
+        trainer._results.batch_size = sizes[batch_idx]
 
 
 def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:

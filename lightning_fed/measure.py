@@ -27,6 +27,7 @@ from lightning_fed._compat import (
 from lightning_fed.attributes import remember, restore
 from lightning_fed.declarations import declares
 from lightning_fed.evaluations import ClientEvaluations, Evaluation
+from lightning_fed.loading import counted
 from lightning_fed.local.stack import unfavourable
 from lightning_fed.loops import RoundResults
 from lightning_fed.store import ClientId
@@ -146,12 +147,14 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
     total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
         trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
-        for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, "train")):
+        examples, seen = data.num_examples(cid), 0
+        for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, "train"))):
             batch = move_batch(trainer, batch)
             loss = _loss(_call(trainer, step, batch, batch_idx))
-            share = batch_size_of(batch) / data.num_examples(cid)
-            total += _flat(module, layout, derivative, loss * share)
-    return total
+            size = batch_size_of(batch) if size is None else size
+            total += _flat(module, layout, derivative, loss * (size / examples))
+            seen += size
+    return total if seen == examples else total * (examples / seen)  # a loader of the user's own may count otherwise
 
 
 def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
@@ -241,11 +244,12 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
             metric.reset()
     buffers = clones(buffers_of(module))
     total, examples, reported = 0.0, 0, 0
-    for batch_idx, batch in enumerate(data.client_eval_dataloader(cid, split)):
+    for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, split))):
         batch = move_batch(trainer, batch)
-        results.batch, results.batch_size = batch, None
+        results.batch, results.batch_size = batch, size
         with torch.set_grad_enabled(step == "training_step"):  # which may differentiate inside itself
-            loss, size = _loss(_call(trainer, step, batch, batch_idx)), batch_size_of(batch)
+            loss = _loss(_call(trainer, step, batch, batch_idx))
+        size = batch_size_of(batch) if size is None else size
         examples += size
         if loss is not None:
             total, reported = total + float(loss.detach()) * size, reported + size

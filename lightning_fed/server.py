@@ -20,7 +20,7 @@ from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.tolerance import Tolerance, as_tolerance
 from lightning_fed.local.workspace import Workspace
-from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers
+from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.randomness import seed_global
 from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
@@ -209,6 +209,16 @@ class FederatedServer(FederatedCallback):
     ) -> None:
         if self._workspace is not None:
             self._workspace.server_checkpoint(checkpoint)
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        weigh_by_samples(trainer, trainer.val_dataloaders, batch_idx, dataloader_idx)
+
+    def on_test_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        weigh_by_samples(trainer, trainer.test_dataloaders, batch_idx, dataloader_idx)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reached(trainer, VALIDATED)

@@ -12,6 +12,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 #: Makes the tensors of a batch out of the stored ones, such as floats out of bytes.
 Transform = Callable[[list[Tensor]], list[Tensor]]
 TransformT = TypeVar("TransformT", bound=Transform)
+#: Tensors, which rows of them there are (all if None), and what makes samples of these.
+Memory = tuple[tuple[Tensor, ...], Tensor | None, Transform | None]
 
 
 def row_by_row(transform: TransformT) -> TransformT:
@@ -106,10 +108,14 @@ class TensorLoader:
         return (self.tensors[0] if self.rows is None else self.rows).shape[0]
 
     def __len__(self) -> int:
+        return len(self.sizes())
+
+    def sizes(self) -> list[int]:
+        """The number of samples of each batch."""
         if self.batches is not None:
-            return len(self.batches)
+            return [len(batch) for batch in self.batches]
         full, rest = divmod(self.samples, self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        return [self.batch_size] * full + [rest] * (rest > 0 and not self.drop_last)
 
     def all_rows(self) -> list[Tensor]:
         """All samples as they are stored, in their order."""
@@ -124,14 +130,19 @@ class TensorLoader:
     def _rows(self, order: Tensor) -> Tensor:
         return order if self.rows is None else self.rows[order]
 
+    def rows_by_batch(self) -> Sequence[Tensor]:
+        """The rows of each batch of one iteration."""
+        if self.batches is not None:
+            return [self._rows(batch) for batch in self.batches]
+        return torch.split(self.order(), self.batch_size)
+
     def __iter__(self) -> Iterator[list[Tensor]]:
-        given = self.batches
-        for batch in torch.split(self.order(), self.batch_size) if given is None else map(self._rows, given):
+        for batch in self.rows_by_batch():
             tensors = [tensor[batch] for tensor in self.tensors]
             yield tensors if self.transform is None else self.transform(tensors)
 
 
-def in_memory(dataset: Dataset[Any]) -> tuple[tuple[Tensor, ...], Tensor | None, Transform | None] | None:
+def in_memory(dataset: Dataset[Any]) -> Memory | None:
     """Tensors, rows and transform of a ``TensorDataset`` or ``TensorRows``, or a ``Subset`` of one; None for others.
 
     >>> whole = TensorDataset(torch.arange(9))

@@ -82,6 +82,8 @@ def _batches(
     ``alike`` takes clients of about the same size together.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if data.collate_fn is not None:
+        raise UnfitError("the data have a collate_fn of their own")
     loaders = {cid: data.client_eval_dataloader(cid, split) for cid in ids}
     first = next(iter(loaders.values()))
     for cid, loader in loaders.items():

@@ -26,8 +26,10 @@ from lightning_fed.callbacks.base import listening
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.fused import FusedStep, is_possible
 from lightning_fed.lean import LeanStep, why_not
+from lightning_fed.loading import counted
 from lightning_fed.local.certificate import Certificate, Exactness
 from lightning_fed.randomness import seed_global, torch_generator
+from lightning_fed.sampled import sampled_batches
 from lightning_fed.store import ClientId
 
 if TYPE_CHECKING:
@@ -87,14 +89,22 @@ def planned_steps(trainer: pl.Trainer, server: FederatedServer, cid: ClientId) -
 def _loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
     """Loaders of batches that are cut here, alike for every engine."""
     data: Any = trainer.datamodule
+    own_order = data.sampler is not None and not trainer.overfit_batches  # which takes samples as they are stored
+    epochs = (sampled_batches if own_order else _shuffled_batches)(trainer, server, visit)
+    visit.planned = sum(map(len, epochs))
+    for epoch, batches in enumerate(epochs):
+        yield data.batches_dataloader(visit.client, batches, _generator(server, visit, epoch)), len(batches)
+
+
+def _shuffled_batches(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> list[list[torch.Tensor]]:
+    """The batches of each local epoch of a visit, as docs/draws.md specifies them."""
+    data: Any = trainer.datamodule
     samples, cid = data.num_examples(visit.client), visit.client
     cut = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, visit.work)
-    visit.planned = cut.steps
     (order,) = orders_of(trainer, server.seed, visit.round, [cid], [samples], [cut])
     rows, sizes = torch.from_numpy(cut.rows(order)), cut.sizes().tolist()
     batches = [own[:size] for own, size in zip(rows, sizes, strict=True)]
-    for epoch, (first, last) in enumerate(pairwise([*cut.first_steps(), cut.steps])):
-        yield data.batches_dataloader(cid, batches[first:last], _generator(server, visit, epoch)), last - first
+    return [batches[first:last] for first, last in pairwise([*cut.first_steps(), cut.steps])]
 
 
 def _own_loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
@@ -146,8 +156,8 @@ class ClientLoop(_Loop):
         visit.step, visit.loss = 0, None
         total, examples = None, 0
         try:
-            for batch_idx, last, batch in self._batches(visit):
-                loss, size, go_on = self._advance(batch, batch_idx, last)
+            for batch_idx, last, batch, samples in self._batches(visit):
+                loss, size, go_on = self._advance(batch, samples, batch_idx, last)
                 visit.step += go_on
                 if loss is not None:
                     visit.loss = loss
@@ -176,20 +186,23 @@ class ClientLoop(_Loop):
             return FusedStep(self.trainer, question, self._wants_index)
         return LeanStep(self.trainer, question, self._wants_index)
 
-    def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any]]:
-        """Batches of the visit: index, whether a step is due after it at the latest, batch."""
+    def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any, int | None]]:
+        """Batches of the visit: index, whether a step is due after it at the latest, batch, samples if known."""
         done = 0
         for loader, count in visit_loaders(self.trainer, self.server, visit):
-            for batch_idx, batch in zip(range(done, done + count), loader, strict=False):
-                yield batch_idx, batch_idx == visit.planned - 1, batch
+            for batch_idx, (batch, samples) in zip(range(done, done + count), counted(loader), strict=False):
+                yield batch_idx, batch_idx == visit.planned - 1, batch, samples
             done += count
             if isinstance(visit.certificate, Certificate) and visit.certificate.renew():
                 return
 
-    def _advance(self, batch: Any, batch_idx: int, last: bool) -> tuple[torch.Tensor | None, int, bool]:
+    def _advance(
+        self, batch: Any, samples: int | None, batch_idx: int, last: bool
+    ) -> tuple[torch.Tensor | None, int, bool]:
         trainer, results = self.trainer, self.trainer.fit_loop.epoch_loop._results
         batch = move_batch(trainer, batch) if self._lean is None else trainer.precision_plugin.convert_input(batch)
         trainer._logger_connector.on_batch_start(batch)
+        results.batch_size = samples  # the weight of what is logged; where it is unknown, Lightning looks at the batch
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
             return None, 0, False
@@ -200,7 +213,9 @@ class ClientLoop(_Loop):
             call_module_hook(trainer, "on_train_batch_end", output, batch, batch_idx)
         results.batch = results.batch_size = None
         loss = output.get("loss")
-        return None if loss is None else loss.detach(), batch_size_of(batch), True
+        if loss is None:
+            return None, 0, True
+        return loss.detach(), batch_size_of(batch) if samples is None else samples, True
 
     def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         assert self.question is not None

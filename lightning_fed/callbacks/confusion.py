@@ -84,6 +84,8 @@ class Confusion(pl.Callback):
         return figure
 
     def _predict(self, trainer: pl.Trainer, batch: Any) -> tuple[Tensor, Tensor]:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise TypeError(f"Confusion wants batches (x, y), got {type(batch).__name__}. Leave it out for other data.")
         x, y = move_batch(trainer, batch)
         scores = trainer.lightning_module(x)
         if not isinstance(scores, Tensor) or scores.ndim != 2 or y.is_floating_point():

@@ -26,7 +26,7 @@ from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
 from lightning_fed.lean import needs_hooks
 from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.plan import kind_of
+from lightning_fed.local.plan import check_plannable, kind_of
 from lightning_fed.local.stack import STACK, unfavourable
 from lightning_fed.local.stacked import StackedLocal
 from lightning_fed.round import Engine
@@ -204,6 +204,7 @@ class Choice:
         if self.asked == "sequential":
             return None
         try:
+            check_plannable(trainer.datamodule)  # type: ignore[attr-defined]
             if self.asked == "auto":
                 self._check_worth(trainer, server)
             if reason := impossible(trainer, server, layout.dtype):

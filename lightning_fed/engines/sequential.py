@@ -12,6 +12,7 @@ from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
 from lightning_fed.local.workspace import Workspace
 from lightning_fed.measure import batch_gradient, client_gradient
+from lightning_fed.remedies import remedy_for
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import Layout, buffers_of, clones, is_finite
@@ -84,7 +85,7 @@ class SequentialEngine:
             yield
         except Exception as error:
             kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
-            raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}") from error
+            raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy_for(error)}") from error
 
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)

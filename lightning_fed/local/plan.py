@@ -19,7 +19,7 @@ from lightning_fed.batches import cut_visit, orders_of
 from lightning_fed.data import FederatedDataModule
 from lightning_fed.local.functional import UnfitError
 from lightning_fed.randomness import seed_global
-from lightning_fed.tensors import TensorLoader, Transform, in_memory, is_row_by_row
+from lightning_fed.tensors import Memory, TensorLoader, Transform, in_memory, is_row_by_row
 from lightning_fed.visit import Visit, visit_loaders
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Plan:
     def all_of(cls, trainer: pl.Trainer, server: FederatedServer, visits: Sequence[Visit]) -> list[Plan]:
         """Plan several visits at once; sets ``visit.planned``."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        check_plannable(data)
         if is_overridden("client_dataloader", data, FederatedDataModule):
             return [cls._by_epoch(trainer, server, visit) for visit in visits]
         stored = [_in_memory(in_memory(data.client_dataset(visit.client)), visit) for visit in visits]
@@ -78,7 +79,7 @@ class Plan:
             if loader.shuffle and loader.generator is None:
                 raise UnfitError("client_dataloader shuffles without its generator")
             epochs.append((len(batches), (server.seed, visit.round, visit.client, epoch)))
-            batches += torch.split(loader.order(), loader.batch_size)[:count]
+            batches += loader.rows_by_batch()[:count]
         sizes = np.array([len(batch) for batch in batches])
         rows = torch.stack([_filled_up(batch, int(sizes.max())) for batch in batches])
         return cls(loader.tensors, loader.transform, rows, sizes, epochs, kind_of(loader.tensors))
@@ -118,16 +119,22 @@ class Plan:
         return Plan(tensors, None, rows, self.sizes, (), self.samples)
 
 
+def check_plannable(data: FederatedDataModule) -> None:
+    """Refuse batches that are not rows of tensors in the order of docs/draws.md."""
+    for name in ("collate_fn", "sampler"):
+        if getattr(data, name) is not None:
+            raise UnfitError(f"the data have a {name} of their own")
+
+
 def kind_of(tensors: Sequence[Tensor]) -> Hashable:
     """The shapes and types of a sample."""
     return tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
 
 
-def _in_memory(memory: Any, visit: Visit) -> tuple[Sequence[Tensor], Tensor | None, Transform | None]:
+def _in_memory(memory: Memory | None, visit: Visit) -> Memory:
     if memory is None:
         raise UnfitError(f"the data of client {visit.client!r} are not tensors in memory")
-    stored: tuple[Sequence[Tensor], Tensor | None, Transform | None] = memory
-    return stored
+    return memory
 
 
 def _filled_up(rows: Tensor, size: int) -> Tensor:
