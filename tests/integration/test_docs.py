@@ -45,7 +45,9 @@ def test_the_first_code_of_the_readme_learns_as_the_text_below_it_says() -> None
     assert float(names["trainer"].callback_metrics["test_acc"]) > 0.88  # 0.90 to 0.93 with seeds 0 to 2
 
 
-@pytest.mark.parametrize("args", [["your_model.py"], ["demo.py", "--rounds", "1", "--out", "demo"]], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "args", [["your_model.py"], ["sequences.py"], ["demo.py", "--rounds", "1", "--out", "demo"]], ids=lambda a: a[0]
+)
 def test_an_example_runs(
     args: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
