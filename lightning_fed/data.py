@@ -75,6 +75,9 @@ class FederatedDataModule(pl.LightningDataModule):
     """
 
     description: str = ""
+    #: A subclass may also write it as a method.
+    collate_fn: Collate | None = None
+    sampler: EpochSampler | None = None
 
     def __init__(
         self,
@@ -100,7 +103,10 @@ class FederatedDataModule(pl.LightningDataModule):
         whole(self, "num_workers", 0)
         check_callable("collate_fn", collate_fn, "torch.nn.utils.rnn.pack_sequence")
         check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
-        self.collate_fn, self.sampler = collate_fn, sampler
+        if collate_fn is not None:
+            self.collate_fn = collate_fn
+        if sampler is not None:
+            self.sampler = sampler
         self.loader_options = loader_arguments(loader_options, num_workers)
         self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
         for split, datasets in zip(SPLITS, (train, val, test), strict=True):

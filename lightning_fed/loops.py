@@ -65,9 +65,8 @@ def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> N
     connector._current_fx = fx
 
 
-def weigh_by_samples(trainer: pl.Trainer, loaders: Any, batch_idx: int, dataloader_idx: int) -> None:
-    """Have Lightning weigh what is logged for a batch by its samples, where its loader tells how many there are."""
-    loader = loaders[dataloader_idx] if isinstance(loaders, list) else loaders
+def weigh_by_samples(trainer: pl.Trainer, loader: object, batch_idx: int) -> None:
+    """Have Lightning weigh what is logged for a batch by its samples, where one loader tells how many there are."""
     sizes = known_sizes(loader)
     if sizes is not None and trainer._results is not None:
         trainer._results.batch_size = sizes[batch_idx]

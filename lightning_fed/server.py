@@ -213,12 +213,12 @@ class FederatedServer(FederatedCallback):
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        weigh_by_samples(trainer, trainer.val_dataloaders, batch_idx, dataloader_idx)
+        weigh_by_samples(trainer, trainer.val_dataloaders, batch_idx)
 
     def on_test_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        weigh_by_samples(trainer, trainer.test_dataloaders, batch_idx, dataloader_idx)
+        weigh_by_samples(trainer, trainer.test_dataloaders, batch_idx)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reached(trainer, VALIDATED)

@@ -78,6 +78,21 @@ def test_every_loader_collates_by_collate_fn_also_tensors_in_memory(workers: int
     assert sorted(torch.cat([batch["x"] for batch in loaders[3]]).tolist()) == list(range(8))
 
 
+def test_a_subclass_may_write_them_as_methods() -> None:
+    class Own(FederatedDataModule):
+        def collate_fn(self, samples: list[Any]) -> list[Any]:  # type: ignore[override]
+            return [torch.stack([a for a, _ in samples]), self]
+
+        def sampler(self, dataset: Any, generator: torch.Generator) -> list[int]:  # type: ignore[override]
+            return [4, 2]
+
+    data = Own([numbers(5)], batch_size=2)
+    assert next(iter(data.client_eval_dataloader(0, "train")))[1] is data
+    assert drawn(data, local_epochs=1) == [[[4, 2]]]
+    given = Own([numbers(5)], batch_size=5, sampler=backwards)
+    assert drawn(given, local_epochs=1) == [[[4, 3, 2, 1, 0]]]
+
+
 def test_batches_of_a_visit_are_those_without_collate_fn() -> None:
     plain = FederatedDataModule([numbers(7)], batch_size=3)
     own = FederatedDataModule([numbers(7)], batch_size=3, collate_fn=lambda s: [torch.stack([a for a, _ in s])])
