@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ import torch
 from drawn import batches
 from modules import quiet_trainer
 from torch import Tensor
-from zoo.base import Entry
 
 from lightning_fed import FederatedDataModule
+from zoo.base import Entry
 
 SEED = 5
 State = dict[str, Tensor]
@@ -119,7 +119,7 @@ class Oracle:
     trained: set[str]
 
 
-@lru_cache(maxsize=None)
+@cache
 def federate(entry: Entry, cohorts: Sequence[Sequence[int]], buffers: str = "average") -> Oracle:
     """FedAvg by number of samples; what is not trained follows the policy."""
     data, rounds = entry.data(), len(cohorts)

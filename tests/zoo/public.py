@@ -6,15 +6,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.demos import lstm, transformer
 from pytorch_lightning.demos.boring_classes import BoringModel, DemoModel, ManualOptimBoringModel
-from pytorch_lightning.demos.lstm import LightningLSTM, SimpleLSTM
-from pytorch_lightning.demos.transformer import LightningTransformer, Transformer
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchvision.models import DenseNet, ShuffleNetV2, VisionTransformer, mobilenet_v3_small
-from zoo.base import Entry, federation, seeded
 
 from lightning_fed import FederatedDataModule
+from zoo.base import Entry, federation, seeded
 
 
 class Bare(Dataset[Tensor]):
@@ -50,20 +49,23 @@ def images() -> FederatedDataModule:
     return federation(make, batch_size=5)  # BatchNorm of fewer values magnifies rounding
 
 
-def transformer() -> LightningTransformer:
+class LightningTransformer(transformer.LightningTransformer):
     """Lightning's demo with fewer numbers and without its download."""
-    module = LightningTransformer(vocab_size=7)
-    module.model = Transformer(7, ninp=4, nhead=2, nhid=4, nlayers=1)
-    module.prepare_data = lambda: None  # type: ignore[method-assign]
-    return module
+
+    def __init__(self) -> None:
+        pl.LightningModule.__init__(self)
+        self.model = transformer.Transformer(7, ninp=4, nhead=2, nhid=4, nlayers=1)
+
+    def prepare_data(self) -> None:
+        pass
 
 
-class SmallLSTM(LightningLSTM):
+class LightningLSTM(lstm.LightningLSTM):
     """Lightning's demo with fewer numbers, without its download, and with a rate that float64 can bear."""
 
     def __init__(self) -> None:
-        super().__init__(vocab_size=7)
-        self.model = SimpleLSTM(7, ninp=3, nhid=3, nlayers=2)
+        pl.LightningModule.__init__(self)
+        self.model, self.hidden = lstm.SimpleLSTM(7, ninp=3, nhid=3, nlayers=2), None
 
     def prepare_data(self) -> None:
         pass
@@ -96,7 +98,7 @@ PUBLIC = [
     Entry("Lightning's `DemoModel`", seeded(DemoModel), "Adam, whose memory starts empty in every visit", data=bare),
     Entry(
         "Lightning's `LightningTransformer`",
-        seeded(transformer),
+        seeded(LightningTransformer),
         "it computes its masks anew in every visit",
         data=sentences,
         dropped="src_mask of Transformer",
@@ -104,10 +106,10 @@ PUBLIC = [
     ),
     Entry(
         "Lightning's `LightningLSTM`",
-        seeded(SmallLSTM),
+        seeded(LightningLSTM),
         "as it does itself at the end of an epoch, every visit begins without a hidden state",
         data=sentences,
-        dropped="hidden of SmallLSTM",
+        dropped="hidden of LightningLSTM",
     ),
     Entry(
         "torchvision's `mobilenet_v3_small`",

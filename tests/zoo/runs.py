@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -17,14 +17,14 @@ from modules import quiet_trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import Metric
-from zoo import ZOO
-from zoo.base import Entry
-from zoo.oracle import SEED, State, state_of
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback
 from lightning_fed.sampling import Sampler
+from zoo import ZOO
+from zoo.base import Entry
+from zoo.oracle import SEED, State, state_of
 
 #: Everybody, then two of three, backwards.
 COHORTS = ((0, 1, 2), (2, 0))
@@ -46,6 +46,9 @@ class Fixed(Sampler):
 
     def __init__(self, cohorts: Sequence[Sequence[int]]) -> None:
         self.cohorts = cohorts
+
+    def __repr__(self) -> str:
+        return f"Fixed({self.cohorts})"
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:
         return np.ones(n)
@@ -136,7 +139,7 @@ def federated(
     return Run(notes.rounds, notes.visits, notes.replies, attributes_of(module), logged, warned, changes)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cached(name: str, cohorts: Any, settings: tuple[tuple[str, Any], ...]) -> Run:
     (entry,) = [entry for entry in ZOO if entry.name == name]
     return federated(entry, cohorts, **dict(settings))

@@ -13,9 +13,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
-from zoo.base import Entry, Manual, Tiny, federation, labelled, network
 
 from lightning_fed import FederatedDataModule
+from zoo.base import Entry, Manual, Tiny, federation, labelled, network
 
 
 class Stackable(Tiny):
