@@ -10,8 +10,10 @@ import torch
 from reuse import alone as alone_of
 from zoo import ZOO
 from zoo.base import Entry
+from zoo.clocks import CLOCKS
 from zoo.oracle import State, alone, federate, state_of
 from zoo.runs import COHORTS, attributes_of, federated, run, same
+from zoo.state import STATE
 
 TRAINED = [entry for entry in ZOO if entry.refused is None]
 SHARED = [entry for entry in TRAINED if entry.single is None]
@@ -39,6 +41,12 @@ def assert_close(found: State, expected: State, tolerance: float = 1e-12) -> Non
         if not torch.allclose(found[name].double(), expected[name].double(), rtol=tolerance, atol=tolerance)
     }
     assert not unlike
+
+
+@every([entry for entry in [*STATE, *CLOCKS] if entry.refused is None and entry.dropped is None])
+def test_the_oracle_is_one_trainer_where_there_is_one_client(entry: Entry) -> None:
+    """None of our training is in here: Lightning resumed at every epoch against Lightning that never stopped."""
+    assert_close(federate(entry, ((2,),) * 3).rounds[-1], alone(entry, entry.data(), "c", 3))
 
 
 @every(TRAINED)

@@ -51,7 +51,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         assert self.trainer is not None
-        return batches(self.data, self.cid, SEED, self.trainer.current_epoch, self.steps)
+        # not before the first batch is due: to estimate its steps, a Trainer asks before it knows where to go on
+        yield from batches(self.data, self.cid, SEED, self.trainer.current_epoch, self.steps)
 
 
 class Epochs(pl.Callback):

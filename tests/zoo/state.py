@@ -213,11 +213,11 @@ class Recurrent(Tiny):
 class KeepsScheduler(Tiny):
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
-        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
         return optimizer
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.scheduler.step()
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.scheduler.step()  # before the step: the rate of every batch is that of the scheduler, whoever restores it
 
 
 class Replays(Tiny):
@@ -361,7 +361,13 @@ STATE = [
     Entry("running mean in a tensor, in place", RunningMeanInPlace, ANEW, dropped="mean of RunningMeanInPlace"),
     Entry("counter in a dict of a layer", CountsInAPart, ANEW, dropped="seen of Part"),
     Entry("hidden state of an LSTM", Recurrent, ANEW, dropped="hidden of Recurrent"),
-    Entry("scheduler in an attribute", KeepsScheduler, ANEW, dropped="scheduler of KeepsScheduler"),
+    Entry(
+        "scheduler in an attribute",
+        KeepsScheduler,
+        ANEW,
+        dropped="scheduler of KeepsScheduler",
+        quiet="Detected call of `lr_scheduler.step",
+    ),
     Entry("list that a step appends to and reads (replay)", Replays, JOINED, lists=lambda module: [module.memory]),
     Entry("list that a step appends to and cuts", ReplaysTheLast, ANEW, dropped="memory of ReplaysTheLast"),
     Entry("teacher hidden in a list", HidesTeacher),

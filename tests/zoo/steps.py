@@ -120,7 +120,7 @@ class FrozenBackbone(Tiny):
 
 class Unfreezes(FrozenBackbone):
     def on_train_epoch_start(self) -> None:
-        if self.current_epoch == 1:
+        if self.current_epoch >= 1:
             self.net[0].requires_grad_(True)
 
     def configure_optimizers(self) -> Any:
