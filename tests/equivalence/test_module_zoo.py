@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from modules import quiet_trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from reuse import alone as alone_of
 from zoo import ZOO
-from zoo.base import Entry
+from zoo.base import Entry, Tiny
 from zoo.clocks import CLOCKS
-from zoo.oracle import State, alone, federate, state_of
-from zoo.runs import COHORTS, attributes_of, federated, run, same
-from zoo.state import STATE
+from zoo.oracle import SEED, State, alone, federate, state_of
+from zoo.runs import COHORTS, Fixed, attributes_of, federated, run, same
+from zoo.state import STATE, ClampsAtEpochEnd
+
+from lightning_fed import FederatedServer
+from lightning_fed.algorithms import FedAvg
 
 TRAINED = [entry for entry in ZOO if entry.refused is None]
 SHARED = [entry for entry in TRAINED if entry.single is None]
@@ -80,6 +86,32 @@ def test_what_is_not_trained_follows_the_policy(entry: Entry, policy: str) -> No
     for visit, end in oracle.visits.items():
         assert_close(found.visits[visit], end)
     assert_close(found.state, oracle.rounds[-1])
+
+
+def fit(entry: Entry, policy: str, *callbacks: Any, **kwargs: Any) -> tuple[FederatedServer, State]:
+    server = FederatedServer(
+        FedAvg(), sampler=Fixed(COHORTS), local_steps=entry.steps, seed=SEED, buffers=policy, figure=False
+    )
+    trainer = quiet_trainer(server, len(COHORTS), callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
+    trainer.fit(module := entry.make(), datamodule=entry.data(), **kwargs)
+    return server, state_of(module)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("policy", ["average", "server", "local"])
+@every(MOVING)
+def test_what_moves_is_resumed_to_the_bit(entry: Entry, policy: str, tmp_path: Path) -> None:
+    _, whole = fit(entry, policy, ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1))
+    _, resumed = fit(entry, policy, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert same(resumed, whole)
+
+
+@every([entry for entry in MOVING if "momentum" in entry.name])
+def test_clients_store_what_moved_and_nothing_else(entry: Entry) -> None:
+    server, _ = fit(entry, "local")
+    for cid in ("a", "b", "c"):
+        stored = set(server.federation.store[cid].buffers)
+        assert stored == {name for name in state_of(entry.make()) if name.startswith("target.")}
 
 
 @every(TRAINED)
@@ -165,6 +197,14 @@ def test_a_dropped_attribute_is_afterwards_what_it_was(entry: Entry) -> None:
     assert len(first) == 1
     found = run(entry).attributes
     assert same({key: found[key] for key in first}, first)
+
+
+def test_a_clamp_that_changes_nothing_is_not_refused() -> None:
+    class Wide(ClampsAtEpochEnd):
+        limit = 100.0
+
+    trained, plain = (federated(Entry("", kind)) for kind in (Wide, Tiny))
+    assert same(trained.rounds, plain.rounds)
 
 
 @pytest.mark.parametrize("settings", [{}, {"engine": "auto"}, {"workers": 2}, {"evaluate_every": 1}], ids=repr)

@@ -125,10 +125,12 @@ class AveragesEpochsTrainably(AveragesEpochs):
 
 
 class ClampsBatches(Tiny):
+    limit = 0.2
+
     @torch.no_grad()
     def clamp(self) -> None:
         for p in self.parameters():
-            p.clamp_(-0.2, 0.2)
+            p.clamp_(-self.limit, self.limit)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.clamp()
