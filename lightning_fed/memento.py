@@ -1,0 +1,384 @@
+"""Remember what plain Python objects hold, and put it back into the same objects.
+
+A walk over everything reachable from some attributes notes the own content of each object that can change: the entries
+of a container, the attributes of an object, the numbers of a tensor or an array, the state of a random generator. To
+write these contents back makes every object what it was. Unlike a deep copy it keeps identities, so callbacks and
+closures that hold the same objects see them restored too.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Values that cannot change, compared by what they are.
+VALUES = (bool, int, float, complex, str, bytes)
+#: Objects that cannot change, or that a whole process shares.
+FIXED = (
+    *VALUES,
+    *(type(None), type, range, slice, ModuleType, weakref.ref, Enum, PurePath, logging.Logger),
+    *(torch.dtype, torch.device, np.generic, np.dtype),
+)
+#: Attributes that only speed up reading (omegaconf).
+CACHES = frozenset({"_flags_cache"})
+
+
+class NotCopyableError(Exception):
+    """An object can neither be copied nor looked into, such as a lock, an open file or a running generator."""
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two entries are the same object, or equal values of one type; nan equals nan.
+
+    >>> same((1, float("nan")), (1, float("nan"))), same(1, 1.0), same([], [])
+    (True, False, False)
+    """
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return isinstance(a, VALUES) and (a == b or (a != a and b != b))
+
+
+def same_numbers(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and numbers; nan equals nan.
+
+    >>> same_numbers(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+    True
+    """
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
+        return False
+    if a.layout is not torch.strided:
+        a, b = a.to_dense(), b.to_dense()
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class Note(ABC):
+    """The own content of one object, as it was noted."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    @abstractmethod
+    def changed(self) -> bool:
+        """Whether the object holds something else now."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Write the noted content back."""
+
+    def parts(self) -> Iterable[Any]:
+        """Objects that the content refers to."""
+        return ()
+
+
+class Entries(Note):
+    """The entries of a list or a deque."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.content = list(owner)
+
+    def changed(self) -> bool:
+        return len(self.owner) != len(self.content) or not all(map(same, self.owner, self.content))
+
+    def restore(self) -> None:
+        self.owner.clear()
+        self.owner.extend(self.content)
+
+    def parts(self) -> Iterable[Any]:
+        return self.content
+
+    def appended(self) -> list[Any]:
+        """Entries behind the noted ones, if a list still begins with those."""
+        known = len(self.content)
+        if type(self.owner) is not list or len(self.owner) <= known:
+            return []
+        return self.owner[known:] if all(map(same, self.owner, self.content)) else []
+
+
+class Items(Note):
+    """The items of a dictionary, or the attributes of an object."""
+
+    def __init__(self, owner: Any, items: dict[Any, Any], keeps: Callable[[Any], bool] = lambda key: True) -> None:
+        super().__init__(owner)
+        self.items, self.keeps = items, keeps
+        self.content = {key: value for key, value in items.items() if keeps(key)}
+
+    def changed_keys(self) -> list[Any]:
+        now = {key: value for key, value in self.items.items() if self.keeps(key)}
+        kept = [key for key, value in self.content.items() if key not in now or not same(now[key], value)]
+        return kept + [key for key in now if key not in self.content]
+
+    def changed(self) -> bool:
+        return bool(self.changed_keys()) or list(self.content) != [key for key in self.items if self.keeps(key)]
+
+    def restore(self) -> None:
+        for key in [key for key in self.items if self.keeps(key)]:
+            del self.items[key]
+        self.items.update(self.content)
+
+    def parts(self) -> Iterable[Any]:
+        return [*self.content, *self.content.values()]
+
+
+class Slots(Note):
+    """The attributes of an object that its class keeps in ``__slots__``, or the content of a closure's cell."""
+
+    def __init__(self, owner: Any, names: list[str]) -> None:
+        super().__init__(owner)
+        self.names = names
+        self.content = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        found = {}
+        for name in self.names:
+            with suppress(AttributeError, ValueError):  # an empty slot, an empty cell
+                found[name] = getattr(self.owner, name)
+        return found
+
+    def changed(self) -> bool:
+        now = self._now()
+        return now.keys() != self.content.keys() or any(not same(now[name], old) for name, old in self.content.items())
+
+    def restore(self) -> None:
+        for name in self._now().keys() - self.content.keys():
+            delattr(self.owner, name)
+        for name, value in self.content.items():
+            object.__setattr__(self.owner, name, value)  # of a frozen dataclass too
+
+    def parts(self) -> Iterable[Any]:
+        return self.content.values()
+
+
+class Members(Note):
+    """The members of a set."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.content = set(owner)
+
+    def changed(self) -> bool:
+        return bool(self.owner != self.content)
+
+    def restore(self) -> None:
+        self.owner.clear()
+        self.owner.update(self.content)
+
+    def parts(self) -> Iterable[Any]:
+        return self.content
+
+
+class Numbers(Note):
+    """The numbers of a tensor."""
+
+    def __init__(self, owner: Tensor) -> None:
+        super().__init__(owner)
+        self.content = owner.detach().clone()
+
+    def changed(self) -> bool:
+        return not same_numbers(self.owner.detach(), self.content)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        if self.owner.shape == self.content.shape and self.owner.layout is torch.strided:
+            with torch.inference_mode(self.owner.is_inference()):
+                self.owner.detach().copy_(self.content)
+        else:
+            self.owner.data = self.content.clone()
+
+
+class Array(Note):
+    """The entries of a NumPy array, or the bytes of a byte array."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.content = owner.copy()
+
+    def changed(self) -> bool:
+        if isinstance(self.owner, bytearray):
+            return bool(self.owner != self.content)
+        if self.owner.shape != self.content.shape or self.owner.dtype != self.content.dtype:
+            return True
+        if self.owner.dtype.hasobject:
+            return not all(map(same, self.owner.flat, self.content.flat))
+        return bool(self.owner.tobytes() != self.content.tobytes())
+
+    def restore(self) -> None:
+        self.owner[... if isinstance(self.owner, np.ndarray) else slice(None)] = self.content
+
+    def parts(self) -> Iterable[Any]:
+        return self.content.flat if isinstance(self.owner, np.ndarray) and self.owner.dtype.hasobject else ()
+
+
+class Stream(Note):
+    """The state of a random generator."""
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner)
+        self.content = _get_state(owner)
+
+    def changed(self) -> bool:
+        return repr(_get_state(self.owner)) != repr(self.content)
+
+    def restore(self) -> None:
+        _set_state(self.owner, self.content)
+
+
+#: Objects that draw random numbers.
+STREAMS = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random)
+
+
+def _get_state(stream: Any) -> Any:
+    if isinstance(stream, np.random.Generator):
+        return stream.bit_generator.state
+    if isinstance(stream, np.random.RandomState):
+        return [part.tolist() if isinstance(part, np.ndarray) else part for part in stream.get_state(legacy=True)]
+    return stream.getstate() if isinstance(stream, random.Random) else stream.get_state().tolist()
+
+
+def _set_state(stream: Any, state: Any) -> None:
+    if isinstance(stream, np.random.Generator):
+        stream.bit_generator.state = state
+    elif isinstance(stream, np.random.RandomState):
+        stream.set_state(tuple(state))
+    elif isinstance(stream, random.Random):
+        stream.setstate(state)
+    else:
+        stream.set_state(torch.tensor(state, dtype=torch.uint8))
+
+
+def stream_state(stream: Any) -> str:
+    """The state of a random generator as a text."""
+    return repr(_get_state(stream))
+
+
+class Memento:
+    """The content of everything reachable from some objects.
+
+    Args:
+        is_outside: says which objects are not looked into.
+    """
+
+    def __init__(self, is_outside: Callable[[Any], bool] = lambda value: False) -> None:
+        self.is_outside = is_outside
+        self.notes: list[Note] = []
+        self._seen: dict[int, Any] = {}  # objects stay alive, or another could get their address
+
+    def add(self, *roots: Any) -> list[Note]:
+        """Note what the roots hold; the notes that are new. Raises :class:`NotCopyableError`, and then adds nothing."""
+        waiting, notes, seen = list(roots), list[Note](), dict[int, Any]()
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, FIXED) or id(value) in self._seen or id(value) in seen or self.is_outside(value):
+                continue
+            seen[id(value)] = value
+            for note in _notes(value):
+                notes.append(note)
+                waiting.extend(note.parts())
+            waiting.extend(_held(value))
+        self._seen |= seen
+        self.notes += notes
+        return notes
+
+    def restore(self) -> None:
+        for note in self.notes:
+            if note.changed():
+                note.restore()
+
+
+#: Objects that cannot change, but refer to others that may.
+_TRANSPARENT = (tuple, frozenset, MethodType, BuiltinMethodType, FunctionType, partial)
+
+
+def _held(value: Any) -> Iterable[Any]:
+    """Objects that an unchanging object refers to."""
+    if isinstance(value, tuple | frozenset):
+        return value
+    if isinstance(value, MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, BuiltinMethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    return value.__closure__ or () if isinstance(value, FunctionType) else ()
+
+
+def _notes(value: Any) -> Iterator[Note]:
+    """Notes of the own content of one object; none if it cannot change."""
+    kind = type(value)
+    if isinstance(value, STREAMS):
+        yield Stream(value)
+    elif isinstance(value, Tensor):
+        yield Numbers(value)
+    elif isinstance(value, np.ndarray | bytearray):
+        yield Array(value)
+    elif isinstance(value, CellType):
+        yield Slots(value, ["cell_contents"])
+    else:
+        if isinstance(value, list | deque):
+            yield Entries(value)
+        elif isinstance(value, dict):
+            yield Items(value, value)
+        elif isinstance(value, set):
+            yield Members(value)
+        elif not isinstance(value, _TRANSPARENT) and _is_fixed(value):
+            return
+        if isinstance(attributes := getattr(value, "__dict__", None), dict):
+            yield Items(value, attributes, lambda key: key not in CACHES)
+        if names := [name for base in kind.__mro__ for name in _slots(base)]:
+            yield Slots(value, names)
+
+
+def _slots(kind: type) -> list[str]:
+    names = vars(kind).get("__slots__", ())
+    own = [names] if isinstance(names, str) else list(names)
+    mangled = [f"_{kind.__name__.lstrip('_')}{n}" if n.startswith("__") and not n.endswith("__") else n for n in own]
+    return [name for name in mangled if name not in ("__dict__", "__weakref__")]
+
+
+#: Methods by which a class says how its objects are copied.
+_COPYING = ("__reduce_ex__", "__reduce__", "__getstate__")
+#: Marks classes that are not written in C.
+_HEAP_TYPE = 1 << 9
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether an object cannot change. Raises for one that may, but does not show what it holds."""
+    kind = type(value)
+    visible = hasattr(value, "__dict__") or any(_slots(base) for base in kind.__mro__)
+    in_python = all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1])
+    if visible and in_python and all(getattr(kind, name, None) is getattr(object, name, None) for name in _COPYING):
+        return False
+    by_identity: tuple[Any, ...] = (None, object.__hash__)
+    if not visible and kind.__hash__ not in by_identity:
+        return True  # equal by value, as dates and patterns are
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # to copy iterators is deprecated
+            reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # each kind of object has its own way to say that it cannot be copied
+        raise NotCopyableError(f"{kind.__name__}: {error}") from error
+    if isinstance(reduced, str):
+        return True  # the one object of this name
+    if not visible and kind is not object:
+        raise NotCopyableError(f"{kind.__name__} does not show what it holds")
+    return not visible
