@@ -24,6 +24,7 @@ class _Commit:
     memories: dict[ClientId, Memory]
     buffers: dict[str, Tensor]
     rounds_done: int
+    local_time: int
     cost: Cost
 
 
@@ -46,7 +47,9 @@ class Federation:
         self.server = self.algorithm.init_server(self.x0)
         self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
         self.buffers = clones(buffers_of(module))
+        self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
         self.rounds_done = -1 if algorithm.full_start else 0
+        self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
         self._pending: _Commit | None = None
@@ -78,6 +81,10 @@ class Federation:
             return
         old, self.layout = self.layout, layout
         self.algorithm = self.algorithm.bind(layout)
+        parameters = parameters_of(module)
+        for name in self.moving.intersection(layout.names):
+            self.first[name] = parameters[name].clone()  # trained from here on: where it has moved to
+        self.moving.difference_update(layout.names)
         for name, value in old.split(self.server.x_bar).items():
             if name not in layout.names:
                 self.first[name] = value.clone()  # frozen again: where it would go on from
@@ -86,6 +93,12 @@ class Federation:
         blank = self.algorithm.init_client(self.x0)
         memories = {cid: self.store[cid] for cid in self.store}
         self.store.put({cid: replace(m, state=layout.transplant(old, m.state, blank)) for cid, m in memories.items()})
+
+    def take_state(self, module: nn.Module) -> None:
+        """Take in the module's buffers, and parameters that move untrained, as they are before a round."""
+        parameters = parameters_of(module)
+        moving = {name: parameters[name] for name in self.moving if name in parameters}
+        self.buffers = clones({**buffers_of(module), **moving})
 
     def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
         """Run a round without moving anything."""
@@ -111,8 +124,15 @@ class Federation:
         outcome: Outcome,
         buffers: Mapping[str, Tensor] | None = None,
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
+        steps: int = 0,
     ) -> None:
-        """Move server and clients together; ``buffers`` are the server's new ones, ``kept`` what clients keep."""
+        """Move server and clients together.
+
+        Args:
+            buffers: the server's new ones, and parameters that are not trained but moved.
+            kept: the same of clients who keep their own.
+            steps: by how much the local time advances.
+        """
         memories = {}
         for cid, state in outcome.states.items():
             before, cost = self.store.get(cid), outcome.costs[cid]
@@ -129,6 +149,7 @@ class Federation:
             memories,
             dict(self.buffers if buffers is None else buffers),
             self.rounds_done + 1,
+            self.local_time + steps,
             self.cost + outcome.cost,
         )
         self.settle()
@@ -139,7 +160,9 @@ class Federation:
             return
         self.store.put(done.memories)
         self.server, self.buffers = done.server, done.buffers
+        self.moving |= done.buffers.keys() & self.first.keys()
         self.rounds_done = done.rounds_done
+        self.local_time = done.local_time
         self.cost = done.cost
         self._pending = None
 
@@ -155,6 +178,7 @@ class Federation:
             "store": self.store.state_dict(),
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
             "rounds_done": self.rounds_done,
+            "local_time": self.local_time,
             "cost": list(astuple(self.cost)),
         }
 
@@ -170,7 +194,9 @@ class Federation:
         self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
         self.store.load_state_dict(saved["store"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
+        self.moving = set(self.buffers.keys() & self.first.keys())
         self.rounds_done = saved["rounds_done"]
+        self.local_time = saved.get("local_time", 0)  # 0.1.0 kept none
         self.cost = Cost(*saved["cost"])
 
     def check(self, saved: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from lightning_fed._compat import (
     _TrainingEpochLoop,
     call_callback_hooks,
 )
+from lightning_fed.clock import LocalClock
 from lightning_fed.loading import known_sizes
 from lightning_fed.randomness import seed_global
 from lightning_fed.visit import ClientLoop
@@ -82,7 +83,10 @@ def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
 class RoundLoop(_TrainingEpochLoop):
     """One round: what Lightning takes for an epoch of a single batch."""
 
-    def __init__(self, trainer: pl.Trainer, server: FederatedServer, min_steps: int | None, max_steps: int) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, server: FederatedServer, clock: LocalClock, min_steps: int | None, max_steps: int
+    ) -> None:
+        self.clock = clock
         super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
         self.server = server
         self.client_loop = ClientLoop(trainer, server)
@@ -91,7 +95,29 @@ class RoundLoop(_TrainingEpochLoop):
 
     @property
     def global_step(self) -> int:
-        return self.server.rounds_done
+        """Rounds; steps of the optimiser, where the module's own code is at work."""
+        if not self.clock.running:
+            return self.server.rounds_done
+        return self.server.local_time + self.client_loop.steps_taken
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimisers since this loop was made, as Lightning counts them."""
+        return super().global_step
+
+    @property
+    def batch_idx(self) -> int:
+        running, own = self.clock.running, self.clock.batch_idx
+        return own if running and own is not None else super().batch_idx
+
+    @property
+    def max_steps(self) -> int:
+        rounds = self._max_rounds
+        return rounds * self.clock.steps if self.clock.running and rounds > 0 else rounds
+
+    @max_steps.setter
+    def max_steps(self, rounds: int) -> None:
+        self._max_rounds = rounds
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """There is no loader to prepare: each visit makes its own."""
@@ -127,19 +153,32 @@ class RoundLoop(_TrainingEpochLoop):
 class FederatedFitLoop(_FitLoop):
     """Counts rounds where Lightning counts epochs."""
 
+    epoch_loop: RoundLoop
+
+    def __init__(
+        self, trainer: pl.Trainer, server: FederatedServer, min_epochs: int | None, max_epochs: int | None
+    ) -> None:
+        self.server, self.clock = server, LocalClock(trainer, server)
+        super().__init__(trainer, min_epochs=min_epochs, max_epochs=max_epochs)
+
     @classmethod
     def install(cls, trainer: pl.Trainer, server: FederatedServer) -> None:
         """Put a federated loop in the place of the trainer's own, with its limits, data source and validation."""
         old = trainer.fit_loop
-        new = cls(trainer, min_epochs=old.min_epochs, max_epochs=old.max_epochs)
-        new.server = server
-        new.epoch_loop = RoundLoop(trainer, server, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+        new = cls(trainer, server, old.min_epochs, old.max_epochs)
+        new.epoch_loop = RoundLoop(trainer, server, new.clock, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
         new.epoch_loop.val_loop = old.epoch_loop.val_loop
         new._data_source = old._data_source
         trainer.fit_loop = new
 
-    server: FederatedServer
-    epoch_loop: RoundLoop
+    @property
+    def max_batches(self) -> int | float:
+        """One batch, the round; those of a visit, where the module's own code is at work."""
+        return self.clock.batches if self.clock.running and self._max_batches else self._max_batches
+
+    @max_batches.setter
+    def max_batches(self, batches: int | float) -> None:
+        self._max_batches = batches
 
     def setup_data(self) -> None:
         trainer = self.trainer
@@ -175,6 +214,7 @@ class FederatedFitLoop(_FitLoop):
 
     def on_advance_end(self) -> None:
         super().on_advance_end()
+        self.server.check_untouched(self.trainer)
         self.epoch_loop.stage = IDLE
 
     def on_save_checkpoint(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,16 +24,17 @@ from lightning_fed._compat import (
     is_param_in_hook_signature,
     set_rng_states,
 )
-from lightning_fed.attributes import remember, restore
+from lightning_fed.clock import local_time
 from lightning_fed.declarations import declares
 from lightning_fed.evaluations import ClientEvaluations, Evaluation
 from lightning_fed.loading import counted
 from lightning_fed.local.stack import unfavourable
 from lightning_fed.loops import RoundResults
+from lightning_fed.module_state import ModuleState, restore_state
 from lightning_fed.store import ClientId
 from lightning_fed.theory import gradient_mapping
 from lightning_fed.together import MANY, Models, evaluate_together
-from lightning_fed.vector import Layout, buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.vector import Layout
 from lightning_fed.visit import move_batch
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
     """The model the module holds, on every client's train data and its test (or else validation) data."""
     data: Any = trainer.datamodule
     held_out = [split for split in ("test", "val") if data.has_split(split)]
-    with measuring(trainer):
-        return {split: ClientEvaluations(_evaluate_all(trainer, split)) for split in ["train", *held_out[:1]]}
+    with measuring(trainer) as state:
+        return {split: ClientEvaluations(_evaluate_all(trainer, split, state)) for split in ["train", *held_out[:1]]}
 
 
-def _evaluate_all(trainer: pl.Trainer, split: str) -> dict[ClientId, Evaluation]:
+def _evaluate_all(trainer: pl.Trainer, split: str, state: ModuleState) -> dict[ClientId, Evaluation]:
     ids = trainer.datamodule.split_ids(split)
-    alone = partial(_evaluate, trainer, split=split)
+    alone = partial(_evaluate, trainer, split=split, state=state)
     return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
 
 
@@ -88,26 +89,19 @@ def _evaluate_together(
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
     """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
-    module, data, store = trainer.lightning_module, trainer.datamodule, federation.store
-    parameters, buffers = clones(parameters_of(module)), clones(buffers_of(module))
+    data, store = trainer.datamodule, federation.store
     known = [cid for cid in data.split_ids(split) if cid in federation.weights]
     seen = [cid for cid in known if (memory := store.get(cid)) is not None and memory.visits]
     own = {cid: federation.algorithm.local_model(federation.recall(cid)) for cid in seen}
     models = {cid: x_i for cid, x_i in own.items() if x_i is not None}
 
-    def alone(cid: ClientId) -> Evaluation:
-        overwrite(parameters_of(module), federation.layout.split(models[cid]))
-        restore_buffers(module, {**buffers, **store[cid].buffers})
-        return _evaluate(trainer, cid, split)
+    def alone(cid: ClientId, state: ModuleState) -> Evaluation:
+        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(models[cid])})
 
-    try:
-        with measuring(trainer):
-            stacked = Models(federation.layout, models)
-            found = None if buffers else _evaluate_together(trainer, split, list(models), stacked)
-            return found or {cid: alone(cid) for cid in models}
-    finally:
-        overwrite(parameters_of(module), parameters)
-        restore_buffers(module, buffers)
+    with measuring(trainer) as state:
+        stacked = Models(federation.layout, models)
+        found = None if state.buffers else _evaluate_together(trainer, split, list(models), stacked)
+        return found or {cid: alone(cid, state) for cid in models}
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
@@ -191,38 +185,41 @@ def loss_step(module: pl.LightningModule, split: str) -> str | None:
 
 
 @contextmanager
-def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[None]:
-    """Evaluation mode, unless ``training``; afterwards the module, the log and the RNG are as before.
-
-    So are the module's metrics, buffers and lists.
-    """
+def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleState]:
+    """Evaluation mode, unless ``training``; afterwards the module, its metrics, the log and the RNG are as before."""
     module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
     results, current_fx = loop._results, connector._current_fx
     modes = {m: m.training for m in module.modules()}
-    attributes = {m: remember(m) for m in module.modules()}
-    buffers = clones(buffers_of(module))
     if not training:
         module.eval()
+    state = ModuleState(module, trainer.optimizers, metrics=True)
     try:
-        with isolate_rng(), torch.no_grad():
-            yield
+        with isolate_rng(), torch.no_grad(), local_time(trainer):
+            yield state
     finally:
+        state.restore()
         for m, mode in modes.items():
             m.training = mode
-        for m, remembered in attributes.items():
-            restore(m, remembered)
-        restore_buffers(module, buffers)
         loop._results, connector._current_fx = results, current_fx
 
 
-def _evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
-    """The model the module holds on one client's data; by another step where training_step cannot be evaluated."""
+def _evaluate(
+    trainer: pl.Trainer, cid: ClientId, split: str, state: ModuleState, own: Mapping[str, Tensor] | None = None
+) -> Evaluation:
+    """The model the module holds on one client's data; by another step where training_step cannot be evaluated.
+
+    The module is in ``state`` before and after: what is measured on a client does not depend on others. ``own`` are
+    parameters and buffers of the client's own.
+    """
     module = trainer.lightning_module
     step = loss_step(module, split)
     if step is None:
         return Evaluation()
     try:
-        return _evaluate_by(step, trainer, cid, split)
+        with restored(state):
+            if own is not None:
+                restore_state(module, {**state.buffers, **own})
+            return _evaluate_by(step, trainer, cid, split)
     except Exception as error:
         if step != "training_step":
             raise
@@ -232,7 +229,15 @@ def _evaluate(trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
             stacklevel=2,
         )
         _TRAIN_MODE_ONLY.add(module)
-        return _evaluate(trainer, cid, split)
+        return _evaluate(trainer, cid, split, state, own)
+
+
+@contextmanager
+def restored(state: ModuleState) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        state.restore()
 
 
 def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
@@ -242,7 +247,6 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
     for metric in module.modules():
         if isinstance(metric, Metric):
             metric.reset()
-    buffers = clones(buffers_of(module))
     total, examples, reported = 0.0, 0, 0
     for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, split))):
         batch = move_batch(trainer, batch)
@@ -253,7 +257,6 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
         examples += size
         if loss is not None:
             total, reported = total + float(loss.detach()) * size, reported + size
-    restore_buffers(module, buffers)
     logged = {"loss": math.nan, "acc": math.nan, **_logged(results)}
     return Evaluation(total / reported if reported else logged["loss"], logged["acc"], examples)
 

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+import warnings
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytorch_lightning as pl
+import torch
 from torch.optim import Optimizer
 
+from lightning_fed.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.arguments import is_whole, one_of, whole
 from lightning_fed.callbacks.base import FederatedCallback, notify
 from lightning_fed.checks import check_optimizers, check_setup, check_tolerance
-from lightning_fed.core import Algorithm, num_bytes
+from lightning_fed.core import Algorithm
 from lightning_fed.engines.choice import Choice
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.equip import add_figure, equip
 from lightning_fed.federation import Federation, warn_if_changed
 from lightning_fed.local.tolerance import Tolerance, as_tolerance
-from lightning_fed.local.workspace import Workspace
+from lightning_fed.local.workspace import Workspace, saving_the_server
 from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
+from lightning_fed.module_state import ModuleState, is_renormed, restore_state
 from lightning_fed.randomness import seed_global
 from lightning_fed.round import Outcome
 from lightning_fed.sampling import Full, Sampler, Uniform
-from lightning_fed.store import ClientId, Cost
+from lightning_fed.store import ClientId
 from lightning_fed.theory import dual_residual, primal_residual
-from lightning_fed.vector import average_buffers, buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.vector import buffers_of, overwrite, parameters_of
 
 Buffers = Literal["average", "server", "local"]
 EngineName = Literal["auto", "sequential", "vectorized"]
@@ -74,6 +78,8 @@ class FederatedServer(FederatedCallback):
         compile: write the steps of a stack in C; ``auto`` if rounds are long enough to pay for it.
         workers: processes that share the clients which are trained one by one, each with one thread; threads, where
             steps are written in C.
+        restart_schedulers: start schedulers with interval "step", and learning rates that the module sets itself, anew
+            in every visit. By default they count all local steps of the run, as in a plain ``Trainer``.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class FederatedServer(FederatedCallback):
         engine: EngineName = "auto",
         compile: bool | Literal["auto"] = "auto",
         workers: int = 1,
+        restart_schedulers: bool = False,
     ) -> None:
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
@@ -109,6 +116,8 @@ class FederatedServer(FederatedCallback):
         whole(self, "evaluate_every", 0)
         one_of(self, "buffers", ("average", "server", "local"))
         self.engine, self.compile, self.workers = engine, compile, workers
+        self.restart_schedulers = restart_schedulers
+        one_of(self, "restart_schedulers", (True, False))
         whole(self, "workers", 1)
         one_of(self, "engine", ("auto", "sequential", "vectorized"))
         one_of(self, "compile", ("auto", True, False))
@@ -130,11 +139,17 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._workspace: Workspace | None = None
         self._restored: dict[str, Any] | None = None
+        self._warnings = AttributeWarnings()
         self._choice = Choice(self.engine, self.compile, self.workers)
 
     @property
     def rounds_done(self) -> int:
         return max(0, self.federation.rounds_done) if self.federation else 0
+
+    @property
+    def local_time(self) -> int:
+        """Steps of the optimiser before this round, as a plain trainer would count them: T for each round."""
+        return self.federation.local_time if self.federation else 0
 
     @property
     def seed(self) -> int:
@@ -163,6 +178,14 @@ class FederatedServer(FederatedCallback):
                     " Use a new Trainer for another federation."
                 )
         equip(trainer, pl_module, self)
+        trainer.fit_loop.clock.prepare()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.fit_loop.clock.running = False
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(trainer.fit_loop, FederatedFitLoop):
+            trainer.fit_loop.clock.running = False
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None
@@ -172,7 +195,8 @@ class FederatedServer(FederatedCallback):
         """What else decides the course of a run."""
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
-        return {**settings, "local_tolerance": tolerance, "buffers": self.buffers}
+        settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
+        return {**settings, "restart_schedulers": self.restart_schedulers}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
@@ -198,11 +222,28 @@ class FederatedServer(FederatedCallback):
         if (saved := self._restored["federation"]) is not None:
             federation = self._begin(trainer)
             federation.load_state_dict(saved)
-            restore_buffers(trainer.lightning_module, federation.buffers)
+            if "local_time" not in saved:
+                federation.local_time = self.rounds_done * trainer.fit_loop.clock.steps
+            restore_state(trainer.lightning_module, federation.buffers)
+            self._show_server(trainer)
         self._restored = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_optimizers(trainer, self.algorithm)
+        if self.rounds_done and (name := self._touched(trainer)):
+            warnings.warn(
+                f"Parameter {name} is not what it was after round {self.rounds_done - 1}. The fit goes on with the"
+                " server's model. To start from other weights use a new Trainer.",
+                stacklevel=2,
+            )
+            self._show_server(trainer)
+
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._before_check = ModuleState(pl_module)
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        restore_state(pl_module, {**self._before_check.parameters, **buffers_of(pl_module)})
+        del self._before_check
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -221,6 +262,13 @@ class FederatedServer(FederatedCallback):
         weigh_by_samples(trainer, trainer.test_dataloaders, batch_idx)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.federation is not None and trainer.state.fn == "fit" and (name := self._touched(trainer)):
+            self._show_server(trainer)
+            if not is_renormed(pl_module, name):
+                warnings.warn(
+                    f"Validation changed parameter {name}. It is the server's again: evaluation trains nothing.",
+                    stacklevel=2,
+                )
         self._reached(trainer, VALIDATED)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -235,13 +283,34 @@ class FederatedServer(FederatedCallback):
 
     def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
         """The cohort of the next round; the module is made to hold the server's model."""
+        self.check_untouched(trainer)
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
-        federation.buffers = clones(buffers_of(trainer.lightning_module))
+        federation.take_state(trainer.lightning_module)
         self._show_server(trainer)
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.everybody else cohort
+
+    def _touched(self, trainer: pl.Trainer) -> str | None:
+        """The name of a trained parameter that is not the server's; None if all are."""
+        federation, parameters = self.federation, parameters_of(trainer.lightning_module)
+        assert federation is not None
+        for name, value in federation.layout.split(federation.server.x_bar).items():
+            if name in parameters and not torch.equal(parameters[name], value.to(parameters[name])):
+                return name
+        return None
+
+    def check_untouched(self, trainer: pl.Trainer) -> None:
+        """Refuse a trained parameter that was changed between rounds: the algorithm would never know of it."""
+        if self.federation is not None and (name := self._touched(trainer)):
+            raise ValueError(
+                f"Parameter {name} was changed outside a client's visit, in a hook that runs once per round such as"
+                f" on_train_epoch_start, on_train_epoch_end, or a callback's on_train_batch_end. The server's model is"
+                f" what {type(self.algorithm).__name__} computes, so the change would be lost. For a constraint use the"
+                " algorithm's g, such as g=Box(-1, 1); or change the parameter in a hook of the module that runs for"
+                " every batch of a client: on_train_batch_start, on_train_batch_end or optimizer_step."
+            )
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
         """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
@@ -299,29 +368,34 @@ class FederatedServer(FederatedCallback):
     def _play(self, trainer: pl.Trainer, cohort: list[ClientId]) -> Outcome:
         federation = self.federation
         assert federation is not None
-        keep = federation.store if self.buffers == "local" else None
+        before = federation.rounds_done
         workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
-        alone = SequentialEngine(loop, workspace, federation.layout, federation.rounds_done, keep)
-        engine = self._choice.engine(alone, federation.layout, cohort)
+        keep = federation.store if self.buffers == "local" else None
+        alone = SequentialEngine(loop, workspace, federation.layout, before, keep)
+        self._warnings.not_copied(workspace)
         try:
             self._workspace = workspace
-            vars(trainer.strategy)["lightning_module_state_dict"] = (
-                workspace.state_dict
-            )  # saves hold the server's weights
-            outcome = federation.play(cohort, engine)
-            averaged = None
-            if self.buffers == "average" and cohort and federation.buffers:
-                arrived, size = list(outcome.states), num_bytes(federation.buffers)
-                if arrived:
-                    averaged = average_buffers((federation.weights[cid], alone.buffers[cid]) for cid in arrived)
-                costs = {c: cost + Cost(size, size * (c in outcome.states)) for c, cost in outcome.costs.items()}
-                outcome = replace(outcome, costs=costs)
-            federation.commit(outcome, averaged, alone.buffers if keep is not None else None)
+            engine = self._choice.engine(alone, federation.layout, cohort)
+            with saving_the_server(trainer, workspace):
+                outcome = federation.play(cohort, engine)
+            self._warnings.dropped(workspace, alone.left.values())
+            average = None
+            if self.buffers == "average":
+                outcome, average = with_average(federation, outcome, workspace, alone.left)
+            kept = {cid: left.state for cid, left in alone.left.items()} if keep is not None else None
+            schedule, steps = workspace.schedule, 0
+            if federation.started:
+                schedule, steps = advanced(workspace, alone.left.values(), self.restart_schedulers)
+            federation.commit(outcome, average, kept, steps)
         finally:
             federation.settle()
-            vars(trainer.strategy).pop("lightning_module_state_dict", None)
+            if federation.rounds_done > before:
+                workspace.schedule = schedule
             workspace.reset()
-            restore_buffers(trainer.lightning_module, federation.buffers)
+            restore_state(trainer.lightning_module, federation.buffers)
+            if federation.rounds_done > before:
+                for appended in alone.joined:
+                    workspace.state.attributes.append(appended)
             self._workspace = None
             self._show_server(trainer)
             seed_global(self.seed, federation.rounds_done, "server")

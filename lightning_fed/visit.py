@@ -50,6 +50,7 @@ class Visit:
     position: int
     cohort: int
     step: int = 0
+    optimizer_steps: int = 0
     planned: int = 0
     work: float = 1.0
     loss: torch.Tensor | None = None
@@ -84,6 +85,17 @@ def planned_steps(trainer: pl.Trainer, server: FederatedServer, cid: ClientId) -
     visit = Visit(0, cid, 0, 1)
     next(visit_loaders(trainer, server, visit, seed=False))
     return visit.planned
+
+
+def most_batches(trainer: pl.Trainer, server: FederatedServer) -> int:
+    """The batches of the longest visit that any client of the federation may have."""
+    data: Any = trainer.datamodule
+    if server.local_steps:
+        return planned_steps(trainer, server, data.client_ids[0])
+    if data.sampler is not None or is_overridden("client_dataloader", data, FederatedDataModule):
+        return max(planned_steps(trainer, server, cid) for cid in data.client_ids)
+    sizes = {data.num_examples(cid) for cid in data.client_ids}
+    return max(cut_visit(trainer, server, n, data.batch_size, data.drop_last, 1.0).steps for n in sizes)
 
 
 def _loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
@@ -141,43 +153,65 @@ class ClientLoop(_Loop):
         self.question: AugmentedGradient | None = None
         self.stepping = True
         self._lean: LeanStep | None = None
+        self._began: int | None = None  # steps of the optimisers when the visit began
 
     @property
     def visiting(self) -> bool:
         return self.question is not None
 
+    @property
+    def steps_taken(self) -> int:
+        """Steps of the optimisers in this visit; 0 outside a visit."""
+        return 0 if self._began is None else self.trainer.fit_loop.epoch_loop.optimizer_steps - self._began
+
     def run(self, visit: Visit, question: AugmentedGradient) -> tuple[float, int]:
         """Mean loss (nan where the module reports none) and number of batches of one visit."""
-        module = self.trainer.lightning_module
-        self.question = question
+        module, rounds = self.trainer.lightning_module, self.trainer.fit_loop.epoch_loop
+        self.question, self._began = question, rounds.optimizer_steps
         self._wants_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._lean = self._step_without_hooks(question)
-        listeners = listening(self.trainer, "on_client_step")
-        visit.step, visit.loss = 0, None
-        total, examples = None, 0
+        visit.step, visit.optimizer_steps, visit.loss = 0, 0, None
         try:
-            for batch_idx, last, batch, samples in self._batches(visit):
-                loss, size, go_on = self._advance(batch, samples, batch_idx, last)
-                visit.step += go_on
-                if loss is not None:
-                    visit.loss = loss
-                    total = loss * size if total is None else total + loss * size
-                    examples += size
-                for callback in listeners:
-                    callback.on_client_step(self.trainer, module, visit)
-                if self.trainer.received_sigterm:
-                    raise SIGTERMException
-                if not go_on:
-                    break
+            with rounds.clock.turned(True):
+                mean = self._run(visit)
         finally:
-            self.question = None
-        mean = float("nan") if total is None else float(total / examples)
-        if total is not None and not math.isfinite(mean):
+            visit.optimizer_steps = self.steps_taken
+            self.question = self._began = rounds.clock.batch_idx = None
+            rounds.batch_progress.is_last_batch = True  # of the round, whose only batch this was
+        if not math.isfinite(mean) and visit.loss is not None:
             raise FloatingPointError(
                 f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
                 " rate, clip gradients, or look at this client's data."
             )
         return mean, visit.step
+
+    def _run(self, visit: Visit) -> float:
+        """The mean loss over the samples of a visit."""
+        listeners = listening(self.trainer, "on_client_step")
+        total, examples = None, 0
+        for batch_idx, last, batch, samples in self._batches(visit):
+            loss, size, go_on = self._advance(batch, samples, batch_idx, last)
+            visit.step += go_on
+            if loss is not None:
+                visit.loss = loss
+                total = loss * size if total is None else total + loss * size
+                examples += size
+            if listeners:
+                self._tell(listeners, visit)
+            if self.trainer.received_sigterm:
+                raise SIGTERMException
+            if not go_on:
+                break
+        return float("nan") if total is None else float(total / examples)
+
+    def _tell(self, listeners: list[Any], visit: Visit) -> None:
+        """Callbacks count rounds, whatever the module counts."""
+        progress, clock = self.trainer.fit_loop.epoch_loop.batch_progress, self.trainer.fit_loop.clock
+        last, progress.is_last_batch = progress.is_last_batch, True
+        with clock.turned(False):
+            for callback in listeners:
+                callback.on_client_step(self.trainer, self.trainer.lightning_module, visit)
+        progress.is_last_batch = last
 
     def _step_without_hooks(self, question: AugmentedGradient) -> LeanStep | None:
         if why_not(self.trainer, self.server) is not None:
@@ -199,16 +233,18 @@ class ClientLoop(_Loop):
     def _advance(
         self, batch: Any, samples: int | None, batch_idx: int, last: bool
     ) -> tuple[torch.Tensor | None, int, bool]:
-        trainer, results = self.trainer, self.trainer.fit_loop.epoch_loop._results
+        trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
+        results = rounds._results
+        rounds.clock.batch_idx, rounds.batch_progress.is_last_batch = batch_idx, last
         batch = move_batch(trainer, batch) if self._lean is None else trainer.precision_plugin.convert_input(batch)
         trainer._logger_connector.on_batch_start(batch)
         results.batch_size = samples  # the weight of what is logged; where it is unknown, Lightning looks at the batch
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
             return None, 0, False
-        output = self._hooked(batch, batch_idx) if self._lean is None else self._lean(batch, batch_idx)
+        output = self._hooked(batch, batch_idx) if self._lean is None else self._without_hooks(batch, batch_idx)
         if self.stepping:
-            self._step_schedulers(batch_idx)
+            self.step_schedulers(batch_idx)
         if self._lean is None:
             call_module_hook(trainer, "on_train_batch_end", output, batch, batch_idx)
         results.batch = results.batch_size = None
@@ -217,12 +253,23 @@ class ClientLoop(_Loop):
             return None, 0, True
         return loss.detach(), batch_size_of(batch) if samples is None else samples, True
 
+    def _without_hooks(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        assert self._lean is not None
+        output = self._lean(batch, batch_idx)
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.increment_completed()
+        return output
+
     def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         assert self.question is not None
+        assert self._began is not None
+        before = self.steps_taken
         self.question.before_batch(batch, batch_idx)
         output = self._optimize(batch, batch_idx)
         if self.stepping and self.trainer.optimizers:
+            steps = self.steps_taken - before
+            self._began += steps  # where the batch's gradient is asked for once more, it is at the same time
             self.question.after_step(self.trainer.optimizers[0])
+            self._began -= steps
         return output
 
     def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -236,8 +283,8 @@ class ClientLoop(_Loop):
             output["loss"] = output["loss"] * trainer.accumulate_grad_batches
         return output
 
-    def _step_schedulers(self, batch_idx: int) -> None:
-        """Schedulers with interval "step" step after every local step, and start anew in every visit."""
+    def step_schedulers(self, batch_idx: int) -> None:
+        """Step schedulers with interval "step", which is due after every local step."""
         trainer = self.trainer
         if not trainer.lightning_module.automatic_optimization:
             return
@@ -246,3 +293,19 @@ class ClientLoop(_Loop):
                 monitor = trainer.callback_metrics.get(str(config.monitor)) if config.reduce_on_plateau else None
                 if monitor is not None or not config.reduce_on_plateau:
                     call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
+
+    def finish_schedules(self, done: int) -> None:
+        """Step schedulers as in the rest of the T batches of a visit that had ``done`` of them; nothing is trained."""
+        trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
+        every, clock = trainer.accumulate_grad_batches, rounds.clock
+        for optimizer in trainer.optimizers:
+            vars(optimizer)["_opt_called"] = True  # schedulers warn where no step was taken
+        try:
+            with clock.turned(True):
+                for batch_idx in range(done, clock.batches):
+                    if batch_idx == clock.batches - 1 or (batch_idx + 1) % every == 0:
+                        clock.batch_idx = batch_idx
+                        self._began = rounds.optimizer_steps - (batch_idx // every + 1)
+                        self.step_schedulers(batch_idx)
+        finally:
+            self._began = clock.batch_idx = None

@@ -15,7 +15,6 @@ from pytorch_lightning.plugins.precision import DoublePrecision, Precision
 from pytorch_lightning.utilities import rank_zero_info
 from torch import nn, optim
 
-from lightning_fed.attributes import settings_of
 from lightning_fed.batches import cut_visit
 from lightning_fed.callbacks.base import listening
 from lightning_fed.callbacks.progress import FederatedProgressBar
@@ -29,6 +28,7 @@ from lightning_fed.local.functional import UnfitError
 from lightning_fed.local.plan import check_plannable, kind_of
 from lightning_fed.local.stack import STACK, unfavourable
 from lightning_fed.local.stacked import StackedLocal
+from lightning_fed.module_state import Attributes
 from lightning_fed.round import Engine
 from lightning_fed.store import ClientId
 from lightning_fed.tensors import in_memory
@@ -154,7 +154,7 @@ class Choice:
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
         self.asked, self.compile, self.workers = asked, compile, workers
-        self._decided: tuple[Layout, Hashable, StackedLocal | None] | None = None
+        self._decided: tuple[Layout, Attributes | None, StackedLocal | None] | None = None
 
     def engine(self, alone: SequentialEngine, layout: Layout, cohort: Sequence[ClientId]) -> Engine:
         """The engine of a round; ``alone`` asks one client after another."""
@@ -191,11 +191,12 @@ class Choice:
     ) -> StackedLocal | None:
         """Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them."""
         if self._decided is not None and self._decided[0] == layout:
-            settings, stacked = self._decided[1:]
-            if stacked is None or settings == settings_of(trainer.lightning_module):
+            attributes, stacked = self._decided[1:]
+            if attributes is None or attributes.first_change() is None:
                 return stacked
         stacked = self._decide(trainer, server, layout, cohort)
-        self._decided = layout, settings_of(trainer.lightning_module), stacked
+        attributes = None if stacked is None else Attributes(trainer.lightning_module)
+        self._decided = layout, attributes, stacked
         return stacked
 
     def _decide(

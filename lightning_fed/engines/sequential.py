@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fed.callbacks.base import notify
+from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.core import Broadcast, Reply
 from lightning_fed.local.module import ModuleLocal
-from lightning_fed.local.workspace import Workspace
+from lightning_fed.local.workspace import Left, Workspace
 from lightning_fed.measure import batch_gradient, client_gradient
 from lightning_fed.remedies import remedy_for
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
-from lightning_fed.vector import Layout, buffers_of, clones, is_finite
+from lightning_fed.vector import Layout, is_finite
 from lightning_fed.visit import ClientLoop, Visit
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ class SequentialEngine:
         workspace: the server's side, restored before each visit.
         layout: order of the parameters in ``x``.
         round: number of the round, for randomness and messages.
-        kept_buffers: the store whose clients keep their own buffers, or None where they get the server's.
+        kept: the store whose clients keep their own buffers, or None where they get the server's.
+
+    ``left`` has what the last visit of each client with local steps left behind, ``joined`` what all of them appended
+    to lists of the module, in the order of the cohort.
     """
 
     def __init__(
@@ -47,36 +50,50 @@ class SequentialEngine:
         workspace: Workspace,
         layout: Layout,
         round: int,
-        kept_buffers: MemoryStore | None = None,
+        kept: MemoryStore | None = None,
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
-        self.kept_buffers = kept_buffers
-        self.buffers: dict[ClientId, Mapping[str, Tensor]] = {}
+        self.kept = kept
+        self.left: dict[ClientId, Left] = {}
+        self.joined: list[Mapping[int, list[Any]]] = []
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Reply[Any, Any]]:
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
-            visit = Visit(self.round, cid, position, len(cohort))
-            notify(self.loop.trainer, "on_client_start", visit)
-            yield self.visit(step, state, down, visit)
+            yield self.visit(step, state, down, Visit(self.round, cid, position, len(cohort)))
 
     def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
         """One client's answer, of which callbacks are told."""
-        reply = self.answer(step, state, down, visit)
+        self.prepare(visit)
+        given: list[str] = []
+        if listening(self.loop.trainer, "on_client_start"):
+            notify(self.loop.trainer, "on_client_start", visit)
+            given = self.workspace.state.attributes.changes().names  # by a callback, for this visit
+        reply = self.answer(step, state, down, visit, given)
         notify(self.loop.trainer, "on_client_end", visit, reply)
         return reply
 
-    def answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
-        """One client's answer; errors name it."""
+    def prepare(self, visit: Visit) -> None:
+        """Make the module what it was at the beginning of the round, with buffers of the client's own if it has any."""
+        self.workspace.reset(self._own_state(visit.client))
+
+    def answer(
+        self, step: Step, state: Any, down: Broadcast, visit: Visit, given: Sequence[str] = ()
+    ) -> Reply[Any, Any]:
+        """One client's answer; errors name it. ``given`` are attributes that were set for this visit."""
         cid = visit.client
-        self.workspace.reset(self._own_buffers(cid))
         with self.naming(cid):
             reply = step(state, down, self.local(visit))
         self.check(cid, reply)
-        if reply.steps or cid not in self.buffers:  # a round may ask twice, once without local steps
-            self.buffers[cid] = clones(buffers_of(self.workspace.module))
+        self.take(cid, reply, self.workspace.left(visit.step, visit.optimizer_steps, given))
         return reply
+
+    def take(self, cid: ClientId, reply: Reply[Any, Any], left: Left) -> None:
+        """Note what a visit left behind."""
+        if reply.steps or cid not in self.left:  # a round may ask twice, once without local steps
+            self.left[cid] = left
+        self.joined.append(left.changes.appended)
 
     @contextmanager
     def naming(self, cid: ClientId) -> Iterator[None]:
@@ -92,10 +109,10 @@ class SequentialEngine:
         again = partial(batch_gradient, self.loop.trainer, self.layout)
         return ModuleLocal(self.loop, self.layout, visit, slope, again)
 
-    def _own_buffers(self, cid: ClientId) -> Mapping[str, Tensor] | None:
-        if self.kept_buffers is None:
+    def _own_state(self, cid: ClientId) -> Mapping[str, Tensor] | None:
+        if self.kept is None:
             return None
-        return self.buffers[cid] if cid in self.buffers else self.kept_buffers[cid].buffers
+        return self.left[cid].state if cid in self.left else self.kept[cid].buffers
 
     def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
         """Refuse a model that is not finite."""

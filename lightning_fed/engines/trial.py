@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.attributes import changed, remember
 from lightning_fed.local.functional import UnfitError
 from lightning_fed.local.plan import Batches, Plan
 from lightning_fed.local.stacked import StackedLocal
+from lightning_fed.module_state import Attributes
 from lightning_fed.store import ClientId
 from lightning_fed.vector import buffers_of, clones
 from lightning_fed.visit import Visit
@@ -40,7 +39,7 @@ def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[Cli
     (*data,) = Batches([plan], stacked.convert, params[0]).take([slice(1)])
     batch = [part[0, : plan.sizes[0]].clone() for part in data]
     shared = [tensor.clone() for tensor in loss.shared()]
-    with _unchanged(twin, shared):
+    with _unchanged(stacked, shared):
         try:
             own, _, _ = loss.alone(params, shared, batch)
         except UnfitError:
@@ -92,16 +91,16 @@ def _in_plain_words(error: Exception) -> str:
 
 
 @contextmanager
-def _unchanged(twin: pl.LightningModule, shared: Sequence[Tensor]) -> Iterator[None]:
+def _unchanged(stacked: StackedLocal, shared: Sequence[Tensor]) -> Iterator[None]:
     """Refuse a step that draws random numbers or leaves traces in the module or in tensors that clients share."""
-    attributes, streams = {part: remember(part) for part in twin.modules()}, _streams()
+    twin = stacked.loss.step.twin
+    attributes, streams = Attributes(twin, outside=[stacked.loss.step]), _streams()
     buffers, before_step = clones(buffers_of(twin)), [tensor.clone() for tensor in shared]
     yield
     if _streams() != streams:
         raise UnfitError("it draws random numbers")
-    for part, before in attributes.items():
-        if key := changed(part, before):
-            raise UnfitError(f"it changes {type(part).__name__}.{key}")
+    if name := attributes.first_change():
+        raise UnfitError(f"it changes {type(twin).__name__}.{name}")
     replaced = any(name not in buffers or not torch.equal(buffers[name], now) for name, now in buffers_of(twin).items())
     if replaced or not all(map(torch.equal, shared, before_step)):
         raise UnfitError("it changes buffers")

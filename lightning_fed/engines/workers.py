@@ -1,25 +1,27 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ProgressBar
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torchmetrics import Metric, MetricCollection
 
 from lightning_fed._compat import SIGTERMException, is_overridden
-from lightning_fed.attributes import changed, draws_of, remember
 from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core import Broadcast, Reply
@@ -27,8 +29,10 @@ from lightning_fed.engines.parcel import Parcel
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.lean import GRADIENT_HOOKS
 from lightning_fed.local.certificate import Exactness
+from lightning_fed.local.workspace import Left
 from lightning_fed.logged import Logged
 from lightning_fed.loops import RoundResults
+from lightning_fed.memento import STREAMS, stream_state
 from lightning_fed.round import Step
 from lightning_fed.store import ClientId
 from lightning_fed.vector import clones, overwrite, parameters_of
@@ -36,6 +40,8 @@ from lightning_fed.visit import Visit
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
 TOGETHER = 128
+#: Containers of a data set with more entries hold data, not random generators.
+FEW = 100
 
 
 def why_not_workers(trainer: pl.Trainer) -> str | None:
@@ -67,9 +73,9 @@ class _Answer:
 
     reply: Reply[Any, Any]
     logged: Logged
-    buffers: Any
+    left: Left
     visit: dict[str, Any]  # what it has come to know
-    changed: str | None
+    alone: str | None  # why this visit needs a single process
 
 
 class WorkersEngine:
@@ -118,9 +124,9 @@ class WorkersEngine:
                 finally:
                     if self.trainer.received_sigterm:
                         raise SIGTERMException
-                if answer.changed is not None:
+                if answer.alone is not None:
                     self.workers = 1
-                    self.give_up(f"training changes {answer.changed}, which one client leaves to the next")
+                    self.give_up(answer.alone)
                     return i
                 yield self._take(visit, replace(answer.reply, state=state), answer)
         finally:
@@ -133,8 +139,10 @@ class WorkersEngine:
 
     def _take(self, visit: Visit, reply: Reply[Any, Any], answer: _Answer) -> Reply[Any, Any]:
         answer.logged.put_into(self.trainer)
-        self.alone.buffers[visit.client] = clones(answer.buffers)  # which would keep the whole parcel
+        self.alone.take(visit.client, reply, _unpacked(answer.left))
         vars(visit).update(answer.visit)
+        for optimizer in self.trainer.optimizers:
+            vars(optimizer)["_opt_called"] = True  # elsewhere; schedulers look at it before they step
         if any(not isinstance(c, FederatedProgressBar) for c in listening(self.trainer, "on_client_end")):
             overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
         notify(self.trainer, "on_client_end", visit, reply)
@@ -147,23 +155,44 @@ class WorkersEngine:
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
         trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
         unmergeable = _watch(trainer)
-        parts = {name: part for name, part in module.named_modules() if not isinstance(part, Metric)}
         for part in module.modules():
             if isinstance(part, Metric):
                 part.reset()
-        before = {name: remember(part) for name, part in parts.items()}
-        draws = draws_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
+        loose = self.alone.workspace.state.attributes.loose_metrics
+        updates, draws = _updates(loose), _draws(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
+        self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
-        touched = (f"{name}.{key}".lstrip(".") for name, part in parts.items() if (key := changed(part, before[name])))
-        other = next(iter(unmergeable), None) or next(touched, None)
-        if draws != draws_of(trainer.datamodule, visit.client):  # type: ignore[attr-defined]
-            other = other or "a random generator of the data"
-        facts = {name: getattr(visit, name) for name in ("step", "planned", "work", "loss")}
+        left = self.alone.left[visit.client]
+        _share_states(module)
+        if updates != _updates(loose):
+            unmergeable.append("training updates a metric that is no part of the module")
+        if draws != _draws(trainer.datamodule, visit.client):  # type: ignore[attr-defined]
+            unmergeable.append("training draws from a random generator of the data")
+        if (name := _unsendable(left)) is not None:
+            unmergeable.append(name)
+        facts = {name: getattr(visit, name) for name in ("step", "optimizer_steps", "planned", "work", "loss")}
         if listening(trainer, "on_client_end"):
             certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
             facts |= {"question": visit.question, "certificate": certificate}
+        if unmergeable:  # the parent takes nothing of it
+            left = self.alone.workspace.unchanged
         rest, logged = replace(reply, state=None), Logged.of(results, module)
-        return reply.state, _Answer(rest, logged, self.alone.buffers[visit.client], facts, other)
+        return reply.state, _Answer(rest, logged, left, facts, next(iter(unmergeable), None))
+
+
+def _unpacked(left: Left) -> Left:
+    """With tensors of its own: those that came would keep the whole parcel."""
+    appended = tree_map_only(Tensor, Tensor.clone, left.changes.appended)
+    return replace(left, state=clones(left.state), changes=replace(left.changes, appended=appended))
+
+
+def _unsendable(left: Left) -> str | None:
+    """Why what a visit left behind cannot be sent to another process; None if it can."""
+    try:
+        pickle.dumps(left.changes.appended)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+        return f"training appends entries to a list that cannot be sent to another process ({error})"
+    return None
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
@@ -177,9 +206,39 @@ def _watch(trainer: pl.Trainer) -> list[str]:
     return found
 
 
+def _updates(metrics: Sequence[Any]) -> list[int]:
+    """How often metrics have been updated."""
+    return [part._update_count for metric in metrics for part in metric.modules() if isinstance(part, Metric)]
+
+
+def _share_states(module: nn.Module) -> None:
+    """Give every metric of a collection its own state: in groups, only the first of several is updated."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            part.items(copy_state=True)
+
+
+def _draws(data: Any, client: ClientId) -> list[str]:
+    """The states of the random generators of a client's data set, its transforms and its datamodule."""
+    waiting, seen, found = [data, data.client_dataset(client)], set[int](), list[str]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen or isinstance(part, Tensor | np.ndarray | nn.Module | pl.Trainer | type | ModuleType):
+            continue
+        seen.add(id(part))
+        if isinstance(part, STREAMS):
+            found.append(stream_state(part))
+        elif isinstance(part, Mapping | list | tuple) and len(part) <= FEW:
+            waiting.extend(part.values() if isinstance(part, Mapping) else part)
+        elif hasattr(part, "__dict__"):
+            of_its_class = (value for kind in type(part).__mro__ for value in vars(kind).values())
+            waiting.extend([*vars(part).values(), *(value for value in of_its_class if isinstance(value, STREAMS))])
+    return found
+
+
 def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:
     if metric._should_unsync:  # not so inside forward, which gives a batch's own value
-        found.append(f"or reads the value of {name}")
+        found.append(f"training reads the value of {name}, gathered from clients before")
     return compute()
 
 
@@ -190,7 +249,7 @@ class _Logger:
         self._found = found
 
     def __getattr__(self, name: str) -> Any:
-        self._found.append(f"the logger ({name})")
+        self._found.append(f"training writes to the logger itself ({name})")
         return self
 
     def __call__(self, *_: Any, **__: Any) -> None:

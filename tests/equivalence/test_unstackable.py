@@ -72,6 +72,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+@pytest.mark.filterwarnings("ignore:Training changes the attribute count")
 def test_what_cannot_be_stacked_is_refused_by_name_and_trained_one_by_one_by_default(
     kind: type[Smooth], caplog: pytest.LogCaptureFixture
 ) -> None:

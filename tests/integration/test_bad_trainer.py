@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,15 +19,24 @@ from lightning_fed._compat import check_lightning_version
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
 from lightning_fed.checks import check_optimizers
 
+STEPS: Counter[int] = Counter()
+
 
 class Counted(Net):
-    """Counts its training steps."""
+    """Counts its training steps; not in itself, where a visit forgets it."""
 
-    steps = 0
     make_optimizer: Any = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        STEPS[id(self)] = 0
+
+    @property
+    def steps(self) -> int:
+        return STEPS[id(self)]
+
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        self.steps += 1
+        STEPS[id(self)] += 1
         return super().training_step(batch, batch_idx)
 
     def configure_optimizers(self) -> Any:

@@ -106,11 +106,17 @@ def test_workers_need_nothing_pickled_but_answers() -> None:
     assert_same(fit(AsksForBatches), fit(AsksForBatches, workers=2))
 
 
-@pytest.mark.parametrize(("kind", "what"), [(KeepsAWindow, "window"), (ReadsAMetric, "reads the value of mean")])
-def test_workers_notice_what_passes_from_client_to_client(kind: type[Odd], what: str) -> None:
-    expected = fit(kind)
-    with pytest.warns(UserWarning, match=what):
-        assert_same(expected, fit(kind, workers=2))
+def test_workers_notice_what_passes_from_client_to_client() -> None:
+    expected = fit(ReadsAMetric)
+    with pytest.warns(UserWarning, match="reads the value of mean"):
+        assert_same(expected, fit(ReadsAMetric, workers=2))
+
+
+def test_a_window_over_batches_ends_with_the_visit() -> None:
+    with pytest.warns(UserWarning, match="Training changes the attribute window"):
+        expected = fit(KeepsAWindow)
+    with pytest.warns(UserWarning, match="Training changes the attribute window"):
+        assert_same(expected, fit(KeepsAWindow, workers=2))
 
 
 class WritesToTheLogger(Odd):

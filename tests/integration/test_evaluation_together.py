@@ -94,6 +94,7 @@ KINDS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Training changes the attribute calls")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("eval_batch_size", [7, 64, 10_000])
 def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +119,9 @@ def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypa
 def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     singles: list[Any] = []
 
-    def one_by_one(trainer: Any, cid: Any, split: str) -> Any:
+    def one_by_one(trainer: Any, cid: Any, *args: Any, **kwargs: Any) -> Any:
         singles.append(cid)
-        return original(trainer, cid, split)
+        return original(trainer, cid, *args, **kwargs)
 
     from lightning_fed import measure
 
@@ -132,7 +133,8 @@ def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, m
 
 def test_nothing_of_the_module_is_left_changed() -> None:
     module = Counts()
-    evaluated(module)
-    assert vars(module).get("calls", 0) <= 18 * 2  # the local steps alone, in whatever engine
+    with pytest.warns(UserWarning, match="Training changes the attribute calls"):
+        evaluated(module)
+    assert "calls" not in vars(module)
     assert not any(isinstance(value, Tensor) for value in vars(module).values())
     assert torch.is_grad_enabled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,19 +31,24 @@ WORDS = {
 }
 
 
+FAILURES: Counter[int] = Counter()  # by module; what a module counts in itself, a visit forgets
+
+
 class Fragile(Net):
     """Fails in the middle of the visit of one client, unless it is mended."""
 
     def __init__(self, kind: str, **kwargs: Any) -> None:
         super().__init__(dropout=0.2, norm=True, **kwargs)
-        self.kind, self.mended, self.failures = kind, False, 0
+        self.kind, self.mended = kind, False
+        self.visit = None
+        FAILURES[id(self)] = 0
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        self.step += 1
-        if self.mended or self.step != (STEPS if self.kind == "nan weights" else 2) or not self.is_the_one():
+        step = batch_idx + 1
+        if self.mended or step != (STEPS if self.kind == "nan weights" else 2) or not self.is_the_one():
             return loss
-        self.failures += 1
+        FAILURES[id(self)] += 1
         if self.kind == "raises":
             raise ZeroDivisionError("no luck")
         if self.kind == "interrupt":
@@ -54,6 +60,10 @@ class Fragile(Net):
                 self.net[0].weight[0, 0] = float("nan")
             return loss
         return loss + float(self.kind.removesuffix(" loss"))  # the gradient, and so the weights, stay finite
+
+    @property
+    def failures(self) -> int:
+        return FAILURES[id(self)]
 
     def is_the_one(self) -> bool:
         return self.visit == (FAILS_IN, "c2")
@@ -67,7 +77,7 @@ class Knows(FederatedCallback):
         self.logged: list[dict[str, float]] = []
 
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Any) -> None:
-        module.visit, module.step = (visit.round, visit.client), 0
+        module.visit = (visit.round, visit.client)
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: Any) -> None:
         self.rounds.append({name: t.clone() for name, t in module.state_dict().items()})

@@ -256,8 +256,15 @@ def test_seed_everything_seeds_the_federation() -> None:
     assert not torch.equal(run(5), run(6))
 
 
-@pytest.mark.parametrize(("interval", "rates"), [("epoch", [0.05, 0.045, 0.0405]), ("step", [0.05, 0.05, 0.05])])
-def test_schedulers_step_per_round_or_restart_in_every_visit(interval: str, rates: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("interval", "restart", "rates"),
+    [
+        ("epoch", False, [0.05, 0.045, 0.0405]),
+        ("step", True, [0.05, 0.05, 0.05]),
+        ("step", False, [0.05, 0.05 * 0.9**3, 0.05 * 0.9**6]),
+    ],
+)
+def test_schedulers_step_per_round_or_per_local_step(interval: str, restart: bool, rates: list[float]) -> None:
     at_round_start, at_visit_end = [], []
 
     class Watch(FederatedCallback):
@@ -267,7 +274,7 @@ def test_schedulers_step_per_round_or_restart_in_every_visit(interval: str, rate
         def on_client_end(self, trainer: pl.Trainer, *_: Any) -> None:
             at_visit_end.append(trainer.optimizers[0].param_groups[0]["lr"])
 
-    trainer = quiet_trainer(server(), 3, callbacks=[Watch()])
+    trainer = quiet_trainer(server(restart_schedulers=restart), 3, callbacks=[Watch()])
     trainer.fit(Net(scheduler=interval), datamodule=classification())
     assert at_round_start == pytest.approx(rates)
     decay = 0.9**3 if interval == "step" else 1.0

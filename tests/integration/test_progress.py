@@ -57,19 +57,19 @@ def test_the_bar_shows_the_round_of_all_rounds(screen: Any) -> None:
 
 
 def test_the_bar_shows_client_step_and_loss(screen: Any) -> None:
-    class Noted(Net):
-        noted: tuple[float, ...] = ()
+    noted: list[float] = []
 
+    class Noted(Net):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             loss = super().training_step(batch, batch_idx)
             if self.training:
-                self.noted += (float(loss.detach()),)
+                noted.append(float(loss.detach()))
             return loss
 
     trainer = fit(rounds=1, module=Noted())
     lines = [line for line in screen() if "Round 1/1" in line]
     cohort = trainer.fit_loop.server.report.cohort
-    for cid, last in zip(cohort, trainer.lightning_module.noted[4::5], strict=True):
+    for cid, last in zip(cohort, noted[4::5], strict=True):
         assert any(f"client {cid}, step 5/5, loss {last:.4g}" in line for line in lines)
     strangers = set(trainer.datamodule.client_ids) - set(cohort)
     assert not any(f"client {cid}" in line for line in lines for cid in strangers)

@@ -15,7 +15,6 @@ from torch.optim import lr_scheduler
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
-from lightning_fed.engines.sequential import ClientError
 
 
 def test_layers_may_be_built_in_setup() -> None:
@@ -106,22 +105,22 @@ def test_evaluating_on_clients_does_not_change_what_is_trained(policy: Any) -> N
 
 def test_a_buffer_that_a_client_creates_does_not_reach_the_next_client() -> None:
     """Statistics that are None until the first batch, as in many normalisers."""
+    created: list[int] = []
 
     class Normalised(Plain):
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("mean", None)
-            self.created = 0
 
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             if self.mean is None:
                 self.mean = batch[0].mean(0)
-                self.created += 1
+                created.append(batch_idx)
             return self.loss([batch[0] - self.mean, batch[1]])
 
     server = FederatedServer(FedADMM(), seed=SEED, evaluate_every=0, buffers="local")
-    quiet_trainer(server, 1).fit(module := Normalised(), datamodule=classification(3))
-    assert module.created == 3
+    quiet_trainer(server, 1).fit(Normalised(), datamodule=classification(3))
+    assert created == [0, 0, 0]
 
 
 SCHEDULERS: dict[str, Any] = {
@@ -148,7 +147,7 @@ class Scheduled(Plain):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_by_step_start_anew_in_every_visit(name: str) -> None:
+def test_schedulers_by_step_begin_as_in_a_plain_trainer(name: str) -> None:
     """Every visit of a first round is that of a plain trainer with a new optimiser and a new scheduler."""
     data, visits = classification(3), Visits()
     server = FederatedServer(FedAvg(), seed=SEED, evaluate_every=0)
@@ -162,24 +161,21 @@ def test_schedulers_by_step_start_anew_in_every_visit(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler")
-def test_a_cycle_over_estimated_stepping_batches_is_a_cycle_over_rounds() -> None:
-    """As docs/rounds.md says: the estimate counts rounds, so by local step such a cycle ends too early."""
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_a_cycle_over_estimated_stepping_batches_is_a_cycle_over_all_local_steps(interval: str) -> None:
+    """As docs/rounds.md says: the estimate counts local steps, so by round such a cycle has only begun at the end."""
 
     class OneCycle(Plain):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             cycle = lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=self.trainer.estimated_stepping_batches)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": self.interval}}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": interval}}
 
-    def run(interval: str) -> None:
-        module = OneCycle()
-        module.interval = interval
-        server = FederatedServer(FedAvg(), local_steps=6, evaluate_every=0)
-        quiet_trainer(server, 3).fit(module, datamodule=classification())
-
-    run("epoch")
-    with pytest.raises(ClientError, match="step"):
-        run("step")
+    server = FederatedServer(FedAvg(), local_steps=6, evaluate_every=0)
+    trainer = quiet_trainer(server, 3)
+    trainer.fit(OneCycle(), datamodule=classification())
+    cycle = trainer.lr_scheduler_configs[0].scheduler
+    assert (cycle.total_steps, cycle.last_epoch) == (3 * 6, 3 * 6 if interval == "step" else 3)
 
 
 def test_accumulation_may_change_by_round() -> None:

@@ -93,17 +93,21 @@ class LearningRates(FederatedCallback):
         self.now.append(optimizer.param_groups[0]["lr"])
 
 
+@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_schedulers_step_by_round_and_by_local_step(accumulate: int) -> None:
+def test_schedulers_step_by_round_and_by_local_step(accumulate: int, restart: bool) -> None:
     rates = LearningRates()
-    server = FederatedServer(FedADMM(), clients_per_round=2, seed=SEED, local_steps=6, evaluate_every=0)
+    local = {"local_steps": 6, "evaluate_every": 0, "restart_schedulers": restart}
+    server = FederatedServer(FedADMM(), clients_per_round=2, seed=SEED, **local)
     trainer = quiet_trainer(server, 3, callbacks=[rates], accumulate_grad_batches=accumulate)
     trainer.fit(Measured(lr=0.1), datamodule=classification(4, batch_size=3))  # epochs of 3, 4, 4 and 4 batches
     for (k, _), seen in rates.by_visit.items():
         assert len(seen) == 6 if accumulate == 1 else len(seen) in (3, 4)
-        assert seen == pytest.approx([0.1 * 0.8**k * 0.9**step for step in range(len(seen))])
+        before = 0 if restart else k * 6 // accumulate
+        assert seen == pytest.approx([0.1 * 0.8**k * 0.9 ** (before + step) for step in range(len(seen))])
     assert len(rates.by_visit) == 6
-    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.8**3)
+    steps = 0 if restart else 3 * 6 // accumulate
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.8**3 * 0.9**steps)
 
 
 SETTINGS: dict[str, Any] = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
@@ -122,7 +126,7 @@ def test_a_lone_client_trains_with_everything_on_bitwise_as_a_plain_trainer_does
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedADMM(eta=1.0)], ids=["FedAvg", "FedADMM"])
 def test_a_module_with_metrics_schedulers_clipping_accumulation_and_dropout_learns(algorithm: Any) -> None:
     visits, logged = Visits(), Logged()
-    server = FederatedServer(algorithm, seed=SEED, local_epochs=4)
+    server = FederatedServer(algorithm, seed=SEED, local_epochs=4, restart_schedulers=True)
     trainer = quiet_trainer(server, 8, callbacks=[visits, logged], **SETTINGS)
     trainer.fit(Measured(lr=0.5), datamodule=classification(4))
     assert visits.losses[-1] < 0.95 * visits.losses[0]

@@ -64,7 +64,8 @@ def dual_averaging(z: np.ndarray, clients: list[Any], prox: Any) -> np.ndarray:
 @pytest.mark.parametrize(("kind", "reference"), [(FedMid, mid), (FedDualAvg, dual_averaging)])
 def test_a_step_of_length_zero_only_projects(kind: Any, reference: Any, g: Prox, prox: Any) -> None:
     data, quadratics = least_squares()
-    server, witness = FederatedServer(kind(g=g), local_steps=STEPS, evaluate_every=0), Witness()
+    server = FederatedServer(kind(g=g), local_steps=STEPS, evaluate_every=0, restart_schedulers=True)
+    witness = Witness()
     quiet_trainer(server, ROUNDS, callbacks=[witness]).fit(WarmUp(D, LR), datamodule=data)
     expected = reference(witness.x0.numpy(), [(f.A.numpy(), f.b.numpy()) for f in quadratics], prox)
     np.testing.assert_allclose(witness.x_bar[-1].numpy(), expected, rtol=0, atol=1e-12)

@@ -16,7 +16,7 @@ import torch
 from modules import quiet_trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
@@ -164,6 +164,7 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
         for prefix, part in module.named_modules()
         for key, value in vars(part).items()
         if key not in _BOOKS | _LIGHTNINGS and not (isinstance(part, Metric) and key in _METRICS)
+        if not (isinstance(part, MetricCollection) and key in ("_groups", "_groups_checked", "_state_is_copy"))
     }
 
 

@@ -236,6 +236,13 @@ class Replays(Tiny):
 
 
 class ReplaysTheLast(Replays):
+    """Only of a list that held something can it be seen that more was done to it than appending."""
+
+    def build(self) -> None:
+        super().build()
+        blank = [torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.long)]
+        self.memory = [blank, blank]
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         if len(self.memory) > 2:
