@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types pytest format bench clean
+.PHONY: demo test lint types pytest format bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -28,6 +28,10 @@ pytest: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# make digest ARGS="--compare before.json": whether every number is what it was
+digest: $(VENV)/.dev
+	$(BIN)/python tests/digest.py digest.json $(ARGS)
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
