@@ -36,7 +36,7 @@ digest: $(VENV)/.dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-$(VENV)/.installed: setup.py pyproject.toml $(wildcard lightning_fed/native/*.[ch])
+$(VENV)/.installed: setup.py pyproject.toml $(wildcard lightning_fed/core/*.c lightning_fed/local/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
@@ -46,4 +46,4 @@ $(VENV)/.dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache lightning_fed/native/*.so
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache lightning_fed/core/*.so lightning_fed/local/native/*.so

@@ -22,15 +22,15 @@ setup(
     },
     ext_modules=[
         Extension(
-            "lightning_fed.native._linear",
-            ["lightning_fed/native/linear.c"],
-            depends=["lightning_fed/native/linear.h"],
+            "lightning_fed.local.native._linear",
+            ["lightning_fed/local/native/linear.c"],
+            depends=["lightning_fed/local/native/linear.h"],
             extra_compile_args=["-O3", "-fopenmp-simd"],
             optional=True,  # without a compiler, torch's own operators do the work
         ),
         Extension(
-            "lightning_fed.native._draws",
-            ["lightning_fed/native/draws.c"],
+            "lightning_fed.core._draws",
+            ["lightning_fed/core/draws.c"],
             extra_compile_args=["-O3"],
             optional=True,  # without a compiler, NumPy draws the same numbers
         ),

@@ -1,4 +1,4 @@
-from lightning_fed.cli import run
+from lightning_fed.cli.main import run
 
 if __name__ == "__main__":
     run()

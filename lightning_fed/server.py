@@ -12,25 +12,25 @@ import pytorch_lightning as pl
 import torch
 from torch.optim import Optimizer
 
-from lightning_fed.aftermath import AttributeWarnings, advanced, with_average
-from lightning_fed.arguments import is_whole, one_of, whole
-from lightning_fed.callbacks.base import FederatedCallback, notify
-from lightning_fed.checks import check_optimizers, check_setup, check_tolerance
-from lightning_fed.core import Algorithm
-from lightning_fed.engines.choice import Choice
+from lightning_fed.callbacks.defaults import add_figure, equip
+from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.federation import Federation, warn_if_changed
+from lightning_fed.core.layout import buffers_of, overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import seed_global
+from lightning_fed.core.round import Outcome
+from lightning_fed.core.validation import is_whole, one_of, whole
+from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.sequential import SequentialEngine
-from lightning_fed.equip import add_figure, equip
-from lightning_fed.federation import Federation, warn_if_changed
-from lightning_fed.local.tolerance import Tolerance, as_tolerance
-from lightning_fed.local.workspace import Workspace, saving_the_server
-from lightning_fed.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
-from lightning_fed.module_state import ModuleState, is_renormed, restore_state
-from lightning_fed.randomness import seed_global
-from lightning_fed.round import Outcome
+from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
+from lightning_fed.local.server_snapshot import Workspace, saving_the_server
 from lightning_fed.sampling import Full, Sampler, Uniform
-from lightning_fed.store import ClientId
-from lightning_fed.theory import dual_residual, primal_residual
-from lightning_fed.vector import buffers_of, overwrite, parameters_of
+from lightning_fed.theory.residuals import dual_residual, primal_residual
+from lightning_fed.theory.tolerance import Tolerance, as_tolerance
+from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
+from lightning_fed.trainer.hooks import FederatedCallback, notify
+from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
+from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
 Buffers = Literal["average", "server", "local"]
 EngineName = Literal["auto", "sequential", "vectorized"]

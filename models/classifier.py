@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fed.arguments import positive
+from lightning_fed.core.validation import positive
 
 
 class Classifier(pl.LightningModule):

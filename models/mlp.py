@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lightning_fed.arguments import one_of
+from lightning_fed.core.validation import one_of
 from lightning_fed.models.classifier import Classifier, glorot
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native.codegen.program import Steps
 
 Step = Callable[..., list[Tensor]]
 Lengths = NDArray[np.int64]

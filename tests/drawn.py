@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from lightning_fed import FederatedDataModule
-from lightning_fed.randomness import seed_global
+from lightning_fed.core.randomness import seed_global
 
 
 def order(seed: int, round: int, client: int | str, epoch: int, samples: int) -> list[int]:

@@ -24,7 +24,7 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.vector import Layout
+from lightning_fed.core.layout import Layout
 
 SHAPES = {"conv.weight": (2, 1, 1, 2), "conv.bias": (2,), "head.weight": (3, 2), "head.bias": (3,), "scale": ()}
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), torch.float64)

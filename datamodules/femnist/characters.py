@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.cache import digest_of
+from lightning_fed.core.cache import digest_of
 
 SIDE = 28
 PIXELS = SIDE * SIDE

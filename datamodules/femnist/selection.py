@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.datamodules.femnist.characters import Characters, DataError
-from lightning_fed.randomness import numpy_generator
+from lightning_fed.core.randomness import numpy_generator
 
 Rows = dict[str, NDArray[np.int64]]
 

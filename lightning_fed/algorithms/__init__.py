@@ -16,7 +16,7 @@ from lightning_fed.algorithms.fedprox import FedProx
 from lightning_fed.algorithms.fedsplit import FedSplit
 from lightning_fed.algorithms.parallel_drs import ParallelDRS
 from lightning_fed.algorithms.scaffold import Scaffold
-from lightning_fed.core import Algorithm
+from lightning_fed.core.algorithm import Algorithm
 
 __all__ = [
     "Algorithm",

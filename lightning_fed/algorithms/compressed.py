@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, record
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Local, Reply, Total, record
 from lightning_fed.prox import Prox
 from lightning_fed.transforms import Transform
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @record

@@ -5,8 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fed.arguments import one_of, positive
-from lightning_fed.core import (
+from lightning_fed.core.algorithm import (
     Algorithm,
     Broadcast,
     Local,
@@ -19,6 +18,7 @@ from lightning_fed.core import (
     start_point,
     wide,
 )
+from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
 

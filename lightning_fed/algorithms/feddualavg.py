@@ -5,8 +5,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import one_of, positive
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Total, Weights, check_g, length_of, record, wide
+from lightning_fed.core.algorithm import (
+    Algorithm,
+    Broadcast,
+    Local,
+    Reply,
+    Total,
+    Weights,
+    check_g,
+    length_of,
+    record,
+    wide,
+)
+from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import Self
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
-from lightning_fed.arguments import one_of, whole
-from lightning_fed.core import Broadcast, Local, Reply, Weights
+from lightning_fed.core.algorithm import Broadcast, Local, Reply, Weights
+from lightning_fed.core.validation import one_of, whole
 from lightning_fed.transforms import Quantize
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

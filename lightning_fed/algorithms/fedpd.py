@@ -7,9 +7,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import one_of, positive, whole
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, num_bytes, record, start_point
-from lightning_fed.randomness import numpy_generator
+from lightning_fed.core.algorithm import (
+    Algorithm,
+    Broadcast,
+    Local,
+    Reply,
+    Start,
+    Total,
+    num_bytes,
+    record,
+    start_point,
+)
+from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.core.validation import one_of, positive, whole
 
 
 @record

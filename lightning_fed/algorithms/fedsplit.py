@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lightning_fed.arguments import one_of, positive
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point, wide
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Local, Reply, Start, Total, record, start_point, wide
+from lightning_fed.core.validation import one_of, positive
 
 
 @record

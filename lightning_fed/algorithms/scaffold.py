@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import positive
-from lightning_fed.core import Algorithm, Broadcast, Local, Reply, Solution, Total, length_of, record, wide
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Local, Reply, Solution, Total, length_of, record, wide
+from lightning_fed.core.validation import positive
 
 
 @record

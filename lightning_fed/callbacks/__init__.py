@@ -1,6 +1,5 @@
 """Callbacks that people expect of a federation; `FederatedServer` adds them by itself where they are missing."""
 
-from lightning_fed.callbacks.base import FederatedCallback
 from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
@@ -8,6 +7,7 @@ from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
 from lightning_fed.callbacks.tolerance import LocalTolerance
+from lightning_fed.trainer.hooks import FederatedCallback
 
 __all__ = [
     "ClientEvaluation",

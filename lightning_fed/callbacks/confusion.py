@@ -8,10 +8,10 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import whole
-from lightning_fed.measure import measuring
-from lightning_fed.tracking import log_figure, log_table
-from lightning_fed.visit import move_batch
+from lightning_fed.core.validation import whole
+from lightning_fed.evaluation.evaluate import measuring
+from lightning_fed.local.client_loop import move_batch
+from lightning_fed.tracking.wandb import log_figure, log_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

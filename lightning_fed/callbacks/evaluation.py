@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 
-from lightning_fed.arguments import whole
-from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.evaluations import ClientEvaluations, Evaluation
-from lightning_fed.measure import check_differentiable, evaluate_own, evaluate_splits, stationarity
-from lightning_fed.store import Memory
-from lightning_fed.tracking import log_table
+from lightning_fed.core.memory import Memory
+from lightning_fed.core.validation import whole
+from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
+from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
+from lightning_fed.tracking.wandb import log_table
+from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.federation import Federation
+    from lightning_fed.core.federation import Federation
     from lightning_fed.server import RoundReport
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
-from lightning_fed.tracking import log_figure
+from lightning_fed.tracking.wandb import log_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

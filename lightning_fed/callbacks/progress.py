@@ -6,9 +6,9 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.core import Reply
-from lightning_fed.visit import Visit
+from lightning_fed.core.algorithm import Reply
+from lightning_fed.local.client_loop import Visit
+from lightning_fed.trainer.hooks import FederatedCallback
 
 
 class FederatedProgressBar(TQDMProgressBar, FederatedCallback):

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytorch_lightning as pl
 from torch import Tensor, nn
 
-from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.prox.patterns import check_patterns, matching
-from lightning_fed.prox.selective import Patterns
+from lightning_fed.core.patterns import check_patterns, matching
+from lightning_fed.core.selective import Patterns
+from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.server import RoundReport

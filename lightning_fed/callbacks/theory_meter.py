@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
-from lightning_fed.arguments import whole
-from lightning_fed.bounds import distance_to_solution, eta_min
-from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.curvature import client_curvature
-from lightning_fed.measure import check_differentiable, client_gradient, stationarity
-from lightning_fed.randomness import numpy_generator, torch_generator
-from lightning_fed.theory import penalty_bound, plain_lr
-from lightning_fed.vector import Layout, parameters_of
+from lightning_fed.core.layout import Layout, parameters_of
+from lightning_fed.core.randomness import numpy_generator, torch_generator
+from lightning_fed.core.validation import whole
+from lightning_fed.evaluation.curvature import client_curvature
+from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient, stationarity
+from lightning_fed.theory.bounds import distance_to_solution, eta_min
+from lightning_fed.theory.residuals import penalty_bound, plain_lr
+from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.core import Reply
+    from lightning_fed.core.algorithm import Reply
+    from lightning_fed.local.client_loop import Visit
     from lightning_fed.server import RoundReport
-    from lightning_fed.visit import Visit
 
 
 class TheoryMeter(FederatedCallback):
@@ -38,7 +38,7 @@ class TheoryMeter(FederatedCallback):
     Args:
         every: rounds between measurements; the first and the last round are always measured.
         clients: how many clients L is measured on, drawn from (seed, round).
-        gamma4: of :func:`~lightning_fed.bounds.eta_min`.
+        gamma4: of :func:`~lightning_fed.theory.bounds.eta_min`.
         iterations: passes over a client's data to find its curvature, at most.
         certificates: measure how exact the cohort's answers are, at a pass over the data of each.
     """

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
-from lightning_fed.callbacks.base import FederatedCallback
-from lightning_fed.measure import check_differentiable
+from lightning_fed.evaluation.evaluate import check_differentiable
+from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.core import Reply
+    from lightning_fed.core.algorithm import Reply
+    from lightning_fed.local.client_loop import Visit
     from lightning_fed.server import RoundReport
-    from lightning_fed.visit import Visit
 
 
 class LocalTolerance(FederatedCallback):

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fed.callbacks.base import listening, notify
-from lightning_fed.core import Broadcast, Reply
-from lightning_fed.local.module import ModuleLocal
-from lightning_fed.local.workspace import Left, Workspace
-from lightning_fed.measure import batch_gradient, client_gradient
-from lightning_fed.remedies import remedy_for
-from lightning_fed.round import Step
-from lightning_fed.store import ClientId
-from lightning_fed.vector import Layout, is_finite
-from lightning_fed.visit import ClientLoop, Visit
+from lightning_fed.core.algorithm import Broadcast, Reply
+from lightning_fed.core.layout import Layout, is_finite
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.round import Step
+from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
+from lightning_fed.local.client_loop import ClientLoop, Visit
+from lightning_fed.local.server_snapshot import Left, Workspace
+from lightning_fed.local.solver import ModuleLocal
+from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.remedies import remedy_for
 
 if TYPE_CHECKING:
-    from lightning_fed.store import MemoryStore
+    from lightning_fed.core.memory import MemoryStore
 
 
 class ClientError(RuntimeError):

@@ -8,22 +8,22 @@ import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
-from lightning_fed.core import Broadcast, Question, Reply, Solution, StepMap
-from lightning_fed.engines.algebra import DiffersError, Together, all_at_once
+from lightning_fed.core.algorithm import Broadcast, Question, Reply, Solution, StepMap
+from lightning_fed.core.layout import is_finite, overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.round import Replies, Step
+from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
-from lightning_fed.local.module import ModuleLocal
-from lightning_fed.local.plan import Plan
-from lightning_fed.local.questions import Asked, Questions
-from lightning_fed.local.stack import STACK, STACK_NUMBERS
-from lightning_fed.local.stacked import StackedLocal
-from lightning_fed.local.step_log import StepLog
-from lightning_fed.local.workspace import Workspace
-from lightning_fed.round import Replies, Step
-from lightning_fed.store import ClientId
-from lightning_fed.vector import is_finite, overwrite, parameters_of
-from lightning_fed.visit import Visit
+from lightning_fed.local.client_loop import Visit
+from lightning_fed.local.server_snapshot import Workspace
+from lightning_fed.local.solver import ModuleLocal
+from lightning_fed.local.stacked.batches import Plan
+from lightning_fed.local.stacked.log import StepLog
+from lightning_fed.local.stacked.problem import Asked, Questions
+from lightning_fed.local.stacked.solver import StackedLocal
+from lightning_fed.local.stacked.stack import STACK, STACK_NUMBERS
+from lightning_fed.trainer.hooks import listening, notify
 
 log = logging.getLogger(__name__)
 

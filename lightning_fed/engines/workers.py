@@ -21,22 +21,22 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed._compat import SIGTERMException, is_overridden
-from lightning_fed.callbacks.base import listening, notify
 from lightning_fed.callbacks.progress import FederatedProgressBar
-from lightning_fed.core import Broadcast, Reply
-from lightning_fed.engines.parcel import Parcel
+from lightning_fed.core.algorithm import Broadcast, Reply
+from lightning_fed.core.layout import clones, overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
-from lightning_fed.lean import GRADIENT_HOOKS
+from lightning_fed.engines.shared_memory import Parcel
 from lightning_fed.local.certificate import Exactness
-from lightning_fed.local.workspace import Left
-from lightning_fed.logged import Logged
-from lightning_fed.loops import RoundResults
-from lightning_fed.memento import STREAMS, stream_state
-from lightning_fed.round import Step
-from lightning_fed.store import ClientId
-from lightning_fed.vector import clones, overwrite, parameters_of
-from lightning_fed.visit import Visit
+from lightning_fed.local.client_loop import Visit
+from lightning_fed.local.server_snapshot import Left
+from lightning_fed.local.steps.hookless import GRADIENT_HOOKS
+from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.loops import RoundResults
+from lightning_fed.trainer.memento import STREAMS, stream_state
+from lightning_fed.trainer.merged_log import Logged
+from lightning_fed.trainer.private import SIGTERMException, is_overridden
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
 TOGETHER = 128

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.core import Question
-from lightning_fed.local.tolerance import Tolerance
+from lightning_fed.core.algorithm import Question
+from lightning_fed.theory.tolerance import Tolerance
 
 
 @dataclass

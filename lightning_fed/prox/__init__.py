@@ -1,7 +1,8 @@
 """Regularisers and constraints ``g``: a value and a proximal operator each."""
 
+from lightning_fed.core.prox import Prox
+from lightning_fed.core.zero import Zero
 from lightning_fed.prox.affine import Affine
-from lightning_fed.prox.base import Prox
 from lightning_fed.prox.box import Box
 from lightning_fed.prox.elastic_net import ElasticNet
 from lightning_fed.prox.group_lasso import GroupLasso
@@ -18,7 +19,6 @@ from lightning_fed.prox.simplex import Simplex
 from lightning_fed.prox.squared_l2 import SquaredL2
 from lightning_fed.prox.sum import Sum
 from lightning_fed.prox.translated import Translated
-from lightning_fed.prox.zero import Zero
 
 __all__ = [
     "L1",

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from lightning_fed.prox.base import WithTensors, float64
-from lightning_fed.prox.selective import ConvexSet, Patterns
+from lightning_fed.core.prox import WithTensors, float64
+from lightning_fed.core.selective import ConvexSet, Patterns
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import is_number
-from lightning_fed.prox.selective import ConvexSet, Patterns
+from lightning_fed.core.selective import ConvexSet, Patterns
+from lightning_fed.core.validation import is_number
 
 
 @dataclass(frozen=True)

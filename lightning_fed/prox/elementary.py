@@ -5,16 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_fed.core.prox import length as length
+
 
 def soft(v: Tensor, tau: float) -> Tensor:
     """Every entry moved towards 0 by ``tau``, and no further."""
     return v.sign() * (v.abs() - tau).clamp(min=0)
-
-
-def length(x: Tensor, keepdim: bool = False) -> Tensor:
-    """The Euclidean norm."""
-    norm: Tensor = x.norm(dim=-1, keepdim=keepdim)
-    return norm
 
 
 def shorten(v: Tensor, tau: float) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fed.arguments import one_of
-from lightning_fed.prox.base import check_strength
+from lightning_fed.core.prox import check_strength
+from lightning_fed.core.selective import Patterns, Selective
+from lightning_fed.core.validation import one_of
 from lightning_fed.prox.elementary import length, shorten
-from lightning_fed.prox.selective import Patterns, Selective
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class GroupLasso(Selective):
         weight: :math:`\omega_G` is the square root of the group's size (``sqrt_size``), or ``one``.
 
     >>> import torch
-    >>> from lightning_fed.vector import Layout
+    >>> from lightning_fed.core.layout import Layout
     >>> g = GroupLasso(1.0, by="row", weight="one").bind(Layout.of(torch.nn.Linear(2, 2, bias=False)))
     >>> g.prox(torch.tensor([3.0, 4.0, 0.3, 0.4]), 1.0)
     tensor([2.4000, 3.2000, 0.0000, 0.0000])

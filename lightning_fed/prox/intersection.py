@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import positive, whole
-from lightning_fed.prox.base import Prox, check_parts, outside
+from lightning_fed.core.prox import Prox, check_parts, outside
+from lightning_fed.core.validation import positive, whole
 from lightning_fed.prox.elementary import length
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @dataclass(frozen=True)

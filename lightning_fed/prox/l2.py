@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.prox.base import check_strength
+from lightning_fed.core.prox import check_strength
+from lightning_fed.core.selective import Patterns, Scope, Selective
 from lightning_fed.prox.elementary import length, shorten
-from lightning_fed.prox.selective import Patterns, Scope, Selective
 
 
 @dataclass(frozen=True)

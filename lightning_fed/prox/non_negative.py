@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.prox.selective import ConvexSet, Patterns
+from lightning_fed.core.selective import ConvexSet, Patterns
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.prox.base import check_strength
+from lightning_fed.core.prox import check_strength
+from lightning_fed.core.selective import Patterns, Selective
 from lightning_fed.prox.elementary import soft
-from lightning_fed.prox.selective import Patterns, Selective
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Nuclear(Selective):
 
     Linear layers are taken as they are, convolutions as out x (in k k).
 
-    >>> from lightning_fed.vector import Layout
+    >>> from lightning_fed.core.layout import Layout
     >>> g = Nuclear(1.0).bind(Layout.of(torch.nn.Linear(2, 2, bias=False)))
     >>> g.prox(torch.tensor([3.0, 0.0, 0.0, 0.5]), 1.0)
     tensor([2., 0., 0., 0.])

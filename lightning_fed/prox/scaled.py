@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_fed.arguments import positive
-from lightning_fed.prox.base import Prox, check_parts
+from lightning_fed.core.prox import Prox, check_parts
+from lightning_fed.core.validation import positive
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.arguments import positive
+from lightning_fed.core.selective import ConvexSet, Patterns, Scope
+from lightning_fed.core.validation import positive
 from lightning_fed.prox.elementary import onto_simplex
-from lightning_fed.prox.selective import ConvexSet, Patterns, Scope
 
 
 @dataclass(frozen=True)

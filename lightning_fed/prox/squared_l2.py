@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.prox.base import check_strength
-from lightning_fed.prox.selective import Patterns, Selective
+from lightning_fed.core.prox import check_strength
+from lightning_fed.core.selective import Patterns, Selective
 
 
 @dataclass(frozen=True)

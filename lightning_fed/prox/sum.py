@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox, check_parts, needs_layout
+from lightning_fed.core.prox import Prox, check_parts, needs_layout
+from lightning_fed.core.selective import Selective
 from lightning_fed.prox.box import Box
 from lightning_fed.prox.elastic_net import ElasticNet
 from lightning_fed.prox.l1 import L1
 from lightning_fed.prox.non_negative import NonNegative
-from lightning_fed.prox.selective import Selective
 from lightning_fed.prox.squared_l2 import SquaredL2
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 #: Sums over entries, and intervals for every entry.
 ENTRYWISE, INTERVALS = (L1, SquaredL2, ElasticNet), (Box, NonNegative)
@@ -32,7 +32,7 @@ class Sum(Prox):
     interval follows that of the other.
 
     >>> import torch
-    >>> from lightning_fed.vector import Layout
+    >>> from lightning_fed.core.layout import Layout
     >>> g = Sum([L1(1.0, on="weight"), Box(-1, 1, on="bias")]).bind(Layout.of(torch.nn.Linear(2, 1)))
     >>> g.prox(torch.tensor([3.0, -1.5, 5.0]), 1.0)
     tensor([ 2.0000, -0.5000,  1.0000])

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fed.prox.base import Prox, WithTensors, check_parts, float64, outside
+from lightning_fed.core.prox import Prox, WithTensors, check_parts, float64, outside
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

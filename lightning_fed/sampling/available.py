@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.randomness import numpy_generator
+from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.sampling.base import (
     Sampler,
     freeze_client_sets,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.randomness import numpy_generator
+from lightning_fed.core.randomness import numpy_generator
 
 
 class Sampler(ABC):

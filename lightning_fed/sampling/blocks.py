@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.arguments import is_whole
+from lightning_fed.core.validation import is_whole
 from lightning_fed.sampling.base import Sampler, freeze_client_sets, refuse_strangers
 
 

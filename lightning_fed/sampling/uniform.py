@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.arguments import whole
+from lightning_fed.core.validation import whole
 from lightning_fed.sampling.base import Sampler
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.arguments import whole
+from lightning_fed.core.validation import whole
 from lightning_fed.sampling.base import Sampler
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

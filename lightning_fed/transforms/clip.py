@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import positive
+from lightning_fed.core.validation import positive
 from lightning_fed.transforms.base import Sent, Transform, dense_bits
 
 

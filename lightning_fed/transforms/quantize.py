@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_fed.arguments import one_of, whole
+from lightning_fed.core.validation import one_of, whole
 from lightning_fed.transforms.base import Sent, Transform
 
 if TYPE_CHECKING:
-    from lightning_fed.vector import Layout
+    from lightning_fed.core.layout import Layout
 
 NORM_BITS = 32
 
@@ -79,7 +79,7 @@ class Quantize(Transform):
             raise ValueError(
                 'Quantize(per="tensor") needs the module\'s parameters, to know where each lies. It is bound by'
                 " FederatedServer; in simulate use bind(...) yourself: algorithm.bind(Layout.of(module)), Layout from"
-                " lightning_fed.vector."
+                " lightning_fed.core.layout."
             )
         if sum(self._sizes) != v.numel():
             raise ValueError(

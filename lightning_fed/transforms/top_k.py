@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.arguments import whole
+from lightning_fed.core.validation import whole
 from lightning_fed.transforms.base import Sent, Transform, dense_bits
 
 INDEX_BITS = 32

@@ -18,10 +18,10 @@ from wandb_reader import read_run
 from lightning_fed import algorithms
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedAvg
 from lightning_fed.cli import main
-from lightning_fed.experiments import comparison
-from lightning_fed.experiments.comparison import FAMILY, labels, markdown, marks, shown
-from lightning_fed.experiments.run import Row, Run
-from lightning_fed.experiments.settings import parse_algorithm, synthetic
+from lightning_fed.cli.experiments import comparison
+from lightning_fed.cli.experiments.comparison import FAMILY, labels, markdown, marks, shown
+from lightning_fed.cli.experiments.run import Row, Run
+from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
 from lightning_fed.transforms import Clip, Compose, Quantize, TopK
 
 SMALL = ["compare", "--quick", "--sets", "1", "--rounds", "2", "--only"]

@@ -18,10 +18,10 @@ from wandb_reader import read_run
 
 from lightning_fed.algorithms import FedADMM, FedDR, FedProx
 from lightning_fed.cli import main
-from lightning_fed.commands import reproduce
-from lightning_fed.experiments import report
-from lightning_fed.experiments.run import Run
-from lightning_fed.experiments.settings import femnist, parse_algorithm, synthetic
+from lightning_fed.cli.commands import reproduce
+from lightning_fed.cli.experiments import report
+from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.settings import femnist, parse_algorithm, synthetic
 
 SMALL = ["reproduce", "synthetic", "--quick", "--sets", "1", "--rounds", "3"]
 

@@ -27,7 +27,7 @@ from lightning_fed.algorithms import (
     douglas_rachford,
 )
 from lightning_fed.core import Reply, Total
-from lightning_fed.local.quadratic import Oracle
+from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import L1, Box, Zero
 
 ETA = 5.0  # above the largest curvature of `random_clients`, which is 4

@@ -14,8 +14,8 @@ from stacks import TOLERANCE, Smooth, assert_engines_agree, fit, memories
 from torch import Tensor, nn
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
-from lightning_fed.native.operators import EVERY
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native.codegen.operators import EVERY
+from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.sampling import Bernoulli
 
 
@@ -73,7 +73,7 @@ def test_workers_are_threads_and_change_no_bit(calls: list[int]) -> None:
 @needs_compiler
 def test_blocks_follow_each_other(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
     monkeypatch.setattr("lightning_fed.engines.vectorized.STACK", 2)
-    monkeypatch.setattr("lightning_fed.local.plan.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("lightning_fed.local.stacked.batches.BLOCK_BYTES", 1000)
     assert_engines_agree(FedADMM(eta=0.5), compile=True)
     assert len(calls) > 9
 

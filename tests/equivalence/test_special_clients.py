@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, Scaffold
 from lightning_fed.engines import ClientError
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native.codegen.program import Steps
 
 BATCH = 4
 #: Samples of the clients: below, at and above the batch size; epochs end with full batches or with batches of two.

@@ -22,7 +22,7 @@ from torchmetrics import MeanSquaredError
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDualAvg, FedDyn, FedMid, FedProx, Scaffold
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.prox import L1
 from lightning_fed.sampling import Bernoulli
 
@@ -191,13 +191,13 @@ def test_stacks_cut_into_blocks_give_the_same_numbers(
     budget: dict[str, Any], compile_: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_fed.engines.vectorized.STACK", 4)
-    monkeypatch.setattr("lightning_fed.local.plan.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("lightning_fed.local.stacked.batches.BLOCK_BYTES", 1000)
     assert_agree(FedADMM(eta=0.5), compile_, **budget)
 
 
 def test_blocks_of_optimisers_with_memory_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_fed.engines.vectorized.STACK", 4)
-    monkeypatch.setattr("lightning_fed.local.plan.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("lightning_fed.local.stacked.batches.BLOCK_BYTES", 1000)
     assert_agree(FedAvg(), model={"momentum": 0.9}, local_epochs=2)
 
 

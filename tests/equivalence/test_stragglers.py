@@ -16,7 +16,7 @@ from problems import LAW, Federation, close, federations, golden, identical, see
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedAvg, FedPAQ, FedProx
 from lightning_fed.core import Reply
-from lightning_fed.randomness import torch_generator
+from lightning_fed.core.randomness import torch_generator
 from lightning_fed.transforms import TopK
 
 STEPS, LR = 6, 0.05

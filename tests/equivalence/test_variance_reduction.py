@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fed import FederatedDataModule, FederatedServer, FiniteSum, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedPD
-from lightning_fed.randomness import torch_generator
+from lightning_fed.core.randomness import torch_generator
 
 ETA_HAT, GAMMA, D = 0.5, 0.125, 4
 LR = GAMMA * ETA_HAT / (GAMMA + ETA_HAT)  # of the gradient step that minimises the linearised model

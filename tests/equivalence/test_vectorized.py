@@ -15,8 +15,8 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedPAQ, FedProx
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.local.questions import Answers, Questions
-from lightning_fed.local.stacked import StackedLocal
+from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.sampling import Bernoulli
 from lightning_fed.transforms import TopK
 
@@ -61,7 +61,7 @@ def test_cohorts_of_any_size_and_a_learning_rate_that_changes_give_the_same_numb
 
 def test_stacks_are_cut_into_pieces_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_fed.engines.vectorized.STACK", 2)
-    monkeypatch.setattr("lightning_fed.local.plan.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("lightning_fed.local.stacked.batches.BLOCK_BYTES", 1000)
     assert_engines_agree(FedADMM(eta=0.5))
 
 
@@ -87,7 +87,7 @@ def test_a_compiler_that_fails_or_errs_is_not_used(monkeypatch: pytest.MonkeyPat
         return lambda client, *_: [client[0] + 1e-3]
 
     for compiler in (refuses, errs):
-        monkeypatch.setattr("lightning_fed.local.graphs.Steps", compiler)
+        monkeypatch.setattr("lightning_fed.local.stacked.recorder.Steps", compiler)
         stacked, _ = fit("vectorized", FedADMM(), Smooth(), compile=True)
         x_bar = one_by_one.federation.server.x_bar
         assert torch.allclose(stacked.federation.server.x_bar, x_bar, rtol=0, atol=TOLERANCE)
@@ -186,7 +186,7 @@ def test_a_parameter_whose_gradient_is_zero_but_for_rounding_is_no_obstacle() ->
 def test_short_batches_give_the_same_numbers_however_they_are_computed(
     frequent: float, batch_size: int, options: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_fed.engines.choice.FREQUENT", frequent)
+    monkeypatch.setattr("lightning_fed.engines.selection.FREQUENT", frequent)
     monkeypatch.setattr("stacks.data", lambda: data(batch_size=batch_size))
     assert_engines_agree(FedADMM(eta=0.5), model=model, tolerance=1e-9 if model else TOLERANCE, **options)
 

@@ -18,13 +18,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from lightning_fed import FederatedDataModule, FederatedServer
-from lightning_fed._compat import _warn_of_guess
+from lightning_fed.trainer.private import _warn_of_guess
 from lightning_fed.algorithms import FedADMM, FedAvg, Scaffold
 from lightning_fed.callbacks import ClientEvaluation, Confusion
 from lightning_fed.engines.sequential import ClientError
-from lightning_fed.measure import client_gradient, evaluate_splits
-from lightning_fed.randomness import torch_generator
-from lightning_fed.vector import Layout
+from lightning_fed.evaluation.evaluate import client_gradient, evaluate_splits
+from lightning_fed.core.randomness import torch_generator
+from lightning_fed.core.layout import Layout
 
 SEED, ROUNDS, LR, SIZES = 5, 3, 0.1, {"ann": 7, "bob": 4, "cem": 5}
 
@@ -279,7 +279,7 @@ def test_a_stack_is_refused_by_name_and_passed_over_by_auto() -> None:
 
 
 def test_many_clients_are_evaluated_one_by_one_if_they_have_a_collate_fn(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="lightning_fed.measure")
+    caplog.set_level("INFO", logger="lightning_fed.evaluation.evaluate")
     server = FederatedServer(FedAvg(), local_steps=1, figure=False)
     quiet_trainer(server, 1).fit(Stackable(), datamodule=classification(20, collate_fn=pairs))
     assert "evaluated one by one: UnfitError: the data have a collate_fn of their own" in caplog.text

@@ -15,9 +15,9 @@ from pytorch_lightning.tuner import Tuner
 from torch import Tensor
 
 from lightning_fed import FederatedServer
-from lightning_fed._compat import check_lightning_version
+from lightning_fed.trainer.private import check_lightning_version
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
-from lightning_fed.checks import check_optimizers
+from lightning_fed.trainer.checks import check_optimizers
 
 STEPS: Counter[int] = Counter()
 
@@ -81,7 +81,7 @@ def test_a_fit_checks_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported() -> None:
         check_lightning_version("2.7.0")
 
-    monkeypatch.setattr("lightning_fed.checks.check_lightning_version", unsupported)
+    monkeypatch.setattr("lightning_fed.trainer.checks.check_lightning_version", unsupported)
     refuse(quiet_trainer(FedADMM()), ImportError, "found 2.7.0")
 
 

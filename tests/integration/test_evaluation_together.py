@@ -13,8 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.evaluations import ClientEvaluations
-from lightning_fed.measure import evaluate_own, evaluate_splits
+from lightning_fed.evaluation.results import ClientEvaluations
+from lightning_fed.evaluation.evaluate import evaluate_own, evaluate_splits
 
 
 class Logged(Net):
@@ -99,7 +99,7 @@ KINDS = {
 @pytest.mark.parametrize("eval_batch_size", [7, 64, 10_000])
 def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     together = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
-    monkeypatch.setattr("lightning_fed.measure.MANY", 10**9)
+    monkeypatch.setattr("lightning_fed.evaluation.evaluate.MANY", 10**9)
     alone = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
     assert [len(found.by_client) for found in together.values()] == [20, 20, 18]
     for split in together:

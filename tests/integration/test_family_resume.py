@@ -32,7 +32,7 @@ from lightning_fed.algorithms import (
 )
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.prox import L1
-from lightning_fed.store import tensors_of
+from lightning_fed.core.memory import tensors_of
 from lightning_fed.transforms import TopK
 
 FAMILY = [

@@ -30,7 +30,7 @@ from torchmetrics.classification import (
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedLin, FedPD, FedProx, Scaffold
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native.codegen.program import Steps
 
 BATCH, WIDTH, CLASSES = 4, 5, 3
 #: Samples of the clients: clients with batches of two and three come between those with batches of four.
@@ -432,7 +432,7 @@ def test_the_order_is_kept_where_stacks_are_cut_into_blocks(
     budget: dict[str, Any], compile_: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_fed.engines.vectorized.STACK", 4)
-    monkeypatch.setattr("lightning_fed.local.plan.BLOCK_BYTES", 500)
+    monkeypatch.setattr("lightning_fed.local.stacked.batches.BLOCK_BYTES", 500)
     assert_batches_agree(compile_, clients_per_round=6, **budget)
 
 

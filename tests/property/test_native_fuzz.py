@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_fed.native import build
-from lightning_fed.native.source import NoCodeError
-from lightning_fed.native.steps import Steps
+from lightning_fed.local.native import build
+from lightning_fed.local.native.codegen.lowering import NoCodeError
+from lightning_fed.local.native.codegen.program import Steps
 
 compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 pytestmark = pytest.mark.skipif(compiler is None, reason="there is no C compiler")

@@ -21,7 +21,7 @@ from lightning_fed.prox import (
     Simplex,
     SquaredL2,
 )
-from lightning_fed.vector import Layout
+from lightning_fed.core.layout import Layout
 
 ROWS = np.array([[1.0, 2.0, -1.0, 0.0], [0.0, 1.0, 1.0, 3.0]])
 MATRIX = Layout(("weight",), ((2, 2),), torch.float64)

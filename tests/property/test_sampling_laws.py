@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, seeds
 
-from lightning_fed.bounds import ExactBounds
+from lightning_fed.theory.bounds import ExactBounds
 from lightning_fed.sampling import (
     Available,
     Bernoulli,

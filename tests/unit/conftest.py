@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fed.vector import Layout
+from lightning_fed.core.layout import Layout
 
 
 class Net(nn.Module):

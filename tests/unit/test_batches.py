@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
-from lightning_fed.batches import Cut, cut_visit
-from lightning_fed.draws import epoch_orders
+from lightning_fed.data.batches import Cut, cut_visit
+from lightning_fed.core.draws import epoch_orders
 
 
 def cut(samples: int, size: int, drop_last: bool = False, work: float = 1.0, **settings: Any) -> Cut:

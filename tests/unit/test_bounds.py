@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, agrees
 
-from lightning_fed.bounds import (
+from lightning_fed.theory.bounds import (
     Bounds,
     ExactBounds,
     eta_min,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, agrees
 
-from lightning_fed.bounds import (
+from lightning_fed.theory.bounds import (
     async_step_limit,
     distance_to_solution,
     residual_for,

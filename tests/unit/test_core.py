@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_fed.algorithms import FedADMM, FedAvg
-from lightning_fed.arguments import one_of, positive
+from lightning_fed.core.validation import one_of, positive
 from lightning_fed.core import (
     Algorithm,
     Broadcast,

@@ -15,14 +15,14 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from lightning_fed import FederatedDataModule
-from lightning_fed._compat import _warn_of_guess, batch_size_of
-from lightning_fed.loading import counted, drawn_order, known_sizes
-from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.plan import Plan
-from lightning_fed.randomness import torch_generator
-from lightning_fed.remedies import remedy_for
-from lightning_fed.tensors import TensorLoader
-from lightning_fed.visit import Visit, planned_steps, visit_loaders
+from lightning_fed.trainer.private import _warn_of_guess, batch_size_of
+from lightning_fed.data.loading import counted, drawn_order, known_sizes
+from lightning_fed.local.stacked.pure_step import UnfitError
+from lightning_fed.local.stacked.batches import Plan
+from lightning_fed.core.randomness import torch_generator
+from lightning_fed.trainer.remedies import remedy_for
+from lightning_fed.data.tensor_loader import TensorLoader
+from lightning_fed.local.client_loop import Visit, planned_steps, visit_loaders
 
 
 def numbers(n: int, start: int = 0) -> TensorDataset:

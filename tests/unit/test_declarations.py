@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.declarations import declares
+from lightning_fed.trainer.declarations import declares
 from lightning_fed.models import MLP, FemnistCNN
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from femnist_files import blocks, caches, people, people_of, same, write_leaf, write_split
 
-from lightning_fed.cache import default_cache
+from lightning_fed.core.cache import default_cache
 from lightning_fed.datamodules.femnist import characters, leaf, sources
 from lightning_fed.datamodules.femnist.characters import CLASSES, PIXELS, Block, Characters, DataError, build
 

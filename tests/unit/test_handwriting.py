@@ -8,7 +8,7 @@ import pytest
 from lightning_fed.datamodules.femnist.characters import ALPHABET, CLASSES, SIDE, check
 from lightning_fed.datamodules.femnist.glyphs import glyphs
 from lightning_fed.datamodules.femnist.handwriting import write
-from lightning_fed.randomness import numpy_generator
+from lightning_fed.core.randomness import numpy_generator
 
 
 @pytest.fixture(scope="module")

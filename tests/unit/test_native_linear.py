@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.native import linear
+from lightning_fed.local.native import linear
 
 needs_compiler = pytest.mark.skipif(
     linear.why_not() is not None and "without a C compiler" in str(linear.why_not()),

@@ -12,8 +12,8 @@ from c_steps import agree, agree_each, each_precision, needs_compiler
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_fed.native import build
-from lightning_fed.native.source import NoCodeError
+from lightning_fed.local.native import build
+from lightning_fed.local.native.codegen.lowering import NoCodeError
 
 NAN, INF = float("nan"), float("inf")
 ODD = [0.5, 0.0, -0.0, -0.3, NAN, INF, -INF, 2.0, -1.0, 1.0, 7.5, -40.0]

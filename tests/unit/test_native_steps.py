@@ -17,11 +17,11 @@ import torch
 from c_steps import Step, agree, each_precision, in_c, needs_compiler
 from torch import Tensor
 
-from lightning_fed.local.graphs import Graphs
-from lightning_fed.native import build
-from lightning_fed.native.source import NoCodeError
-from lightning_fed.native.steps import Steps
-from lightning_fed.native.threads import spread
+from lightning_fed.local.stacked.recorder import Graphs
+from lightning_fed.local.native import build
+from lightning_fed.local.native.codegen.lowering import NoCodeError
+from lightning_fed.local.native.codegen.program import Steps
+from lightning_fed.local.native.threads import spread
 
 
 def refused(step: Step, *inputs: Tensor) -> None:
@@ -119,7 +119,7 @@ def test_code_grows_with_the_number_of_operators_only(monkeypatch: pytest.Monkey
             x = x * x
         return [x]
 
-    monkeypatch.setattr("lightning_fed.native.steps.built", noted)
+    monkeypatch.setattr("lightning_fed.local.native.codegen.program.built", noted)
     refused(step, torch.zeros(4))
     assert lengths[0] < 10_000
 
@@ -210,7 +210,7 @@ def test_a_compiler_that_fails_is_no_obstacle(text: str, tmp_path: Path, monkeyp
     with pytest.raises((OSError, subprocess.CalledProcessError)):
         build.built.__wrapped__(f"int failing; /* {text} */")
     step = {"exit 1": torch.sin, "exit 0": torch.cos}.get(text, torch.tanh)
-    monkeypatch.setattr("lightning_fed.native.steps.built", build.built.__wrapped__)
+    monkeypatch.setattr("lightning_fed.local.native.codegen.program.built", build.built.__wrapped__)
     given = [torch.randn(2, 4)], [], [torch.randn(6)]
     assert Graphs().in_c("key", lambda x, a: [step(x) * a], np.array([3, 3]), *given) is None
     assert not [file for file in (tmp_path / "cache" / "native").iterdir() if file.is_dir()]
@@ -227,7 +227,7 @@ def test_a_compiler_with_options_gives_way_to_another(monkeypatch: pytest.Monkey
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LIGHTNING_FED_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr("lightning_fed.native.steps.built", build.built.__wrapped__)
+    monkeypatch.setattr("lightning_fed.local.native.codegen.program.built", build.built.__wrapped__)
     given = [torch.randn(2, 4)], [], [torch.randn(6)]
     Graphs().in_c("key", lambda x, a: [x.cos() - a], np.array([3, 3]), *given)  # no error
 

@@ -6,10 +6,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_fed import FederatedDataModule
 from lightning_fed.local import plan
-from lightning_fed.local.functional import UnfitError
-from lightning_fed.local.plan import Batches, Plan, Samples
-from lightning_fed.tensors import TensorRows, row_by_row
-from lightning_fed.visit import Visit, visit_loaders
+from lightning_fed.local.stacked.pure_step import UnfitError
+from lightning_fed.local.stacked.batches import Batches, Plan, Samples
+from lightning_fed.data.tensor_loader import TensorRows, row_by_row
+from lightning_fed.local.client_loop import Visit, visit_loaders
 
 
 class _Trainer:

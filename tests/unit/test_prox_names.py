@@ -27,7 +27,7 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.vector import Layout
+from lightning_fed.core.layout import Layout
 
 INF = float("inf")
 

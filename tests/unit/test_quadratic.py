@@ -6,7 +6,7 @@ from hypothesis import given
 from problems import LAW, close, federations
 
 from lightning_fed import Exact, GradientDescent, Quadratic
-from lightning_fed.local.quadratic import Oracle
+from lightning_fed.laboratory.quadratic import Oracle
 
 F = Quadratic([[2.0, 0.5], [0.5, 1.0]], [1.0, -1.0])
 X = torch.tensor([1.0, 2.0], dtype=torch.float64)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, seeds
 
-from lightning_fed.randomness import derive_seed, numpy_generator, seed_global, torch_generator
+from lightning_fed.core.randomness import derive_seed, numpy_generator, seed_global, torch_generator
 from lightning_fed.sampling import Bernoulli, Full, Sampler, Uniform
 
 #: Samplings of six clients with their exact probabilities.

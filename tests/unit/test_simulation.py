@@ -6,7 +6,7 @@ from problems import BareEngine, Federation, close, golden, identical
 
 from lightning_fed import Exact, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR
-from lightning_fed.round import run_round
+from lightning_fed.core.round import run_round
 from lightning_fed.sampling import Bernoulli, Full, Uniform
 
 CLIENTS, X0 = golden((5, 3, 2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR
-from lightning_fed.store import Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.core.memory import Memory, MemoryStore, tensors_of, with_tensors
 
 X0 = torch.tensor([1.0, -1.0], dtype=torch.float64)
 ADMM = FedADMM(eta=2.0)

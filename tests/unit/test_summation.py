@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.records import record
-from lightning_fed.summation import TreeSum
+from lightning_fed.core.records import record
+from lightning_fed.core.summation import TreeSum
 
 
 @record

@@ -9,8 +9,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lightning_fed import FederatedDataModule
 from lightning_fed.partition import IID
-from lightning_fed.survey import Labels, describe, survey, table
-from lightning_fed.survey_figures import MAX_ROWS, as_image, contact_sheet, histograms
+from lightning_fed.data.survey import Labels, describe, survey, table
+from lightning_fed.data.survey_figures import MAX_ROWS, as_image, contact_sheet, histograms
 
 
 def federation(*labels, **splits):

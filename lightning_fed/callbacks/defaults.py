@@ -1,0 +1,72 @@
+"""What a federated fit brings along unless the user brought their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar
+
+from lightning_fed.callbacks.evaluation import ClientEvaluation
+from lightning_fed.callbacks.figure import FinalFigure
+from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.tolerance import LocalTolerance
+from lightning_fed.core.algorithm import hyper_parameters
+
+if TYPE_CHECKING:
+    from lightning_fed.server import FederatedServer
+
+
+def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Add the figure, which has a state in checkpoints; so it is needed wherever one is loaded."""
+    if not trainer.fast_dev_run and not trainer.barebones:
+        _add(trainer, module, FinalFigure)
+
+
+def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+    """Add evaluation, show clients in the stock progress bar's place, keep a last checkpoint, log the settings."""
+    if server.evaluate_every and not trainer.barebones:
+        _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
+    if server.local_tolerance is not None and not trainer.barebones:
+        _add(trainer, module, LocalTolerance)
+    for i, callback in enumerate(trainer.callbacks):
+        if type(callback) in (TQDMProgressBar, RichProgressBar):
+            position, leave = getattr(callback, "process_position", 0), bool(callback._leave)
+            bar = FederatedProgressBar(callback.refresh_rate, position, leave)
+            bar.setup(trainer, module, "fit")
+            trainer.callbacks[i] = bar
+        if isinstance(callback, ModelCheckpoint) and trainer.fast_dev_run:
+            callback.save_last = False  # nothing that a later run could take for its own
+        elif type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
+            callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
+    settings = settings_of(trainer, server)
+    for logger in trainer.loggers:
+        logger.log_hyperparams(settings)
+
+
+def settings_of(trainer: pl.Trainer, server: FederatedServer) -> dict[str, Any]:
+    """What is federated about this run, for the loggers."""
+    data: Any = trainer.datamodule
+    return {
+        "federated": {
+            **({"data": data.description} if data.description else {}),
+            "algorithm": hyper_parameters(server.algorithm),
+            "sampler": hyper_parameters(server.sampler),
+            "clients": len(data.client_ids),
+            "local_steps": server.local_steps,
+            "local_epochs": server.local_epochs,
+            **({"local_tolerance": hyper_parameters(server.local_tolerance)} if server.local_tolerance else {}),
+            "buffers": server.buffers,
+            "seed": server.seed,
+        }
+    }
+
+
+def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback], **kwargs: Any) -> None:
+    """Add a callback before the checkpoints, which Lightning keeps last so that they see everybody's state."""
+    if any(isinstance(callback, kind) for callback in trainer.callbacks):
+        return
+    callback = kind(**kwargs)
+    callback.log, callback.log_dict = module.log, module.log_dict
+    checkpoints = [i for i, c in enumerate(trainer.callbacks) if isinstance(c, Checkpoint)]
+    trainer.callbacks.insert(checkpoints[0] if checkpoints else len(trainer.callbacks), callback)

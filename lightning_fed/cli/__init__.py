@@ -1,0 +1,5 @@
+"""The command line: ``lightning-fed fit``, ``reproduce``, ``compare``, ``advise``, ``data``."""
+
+from lightning_fed.cli.main import COMMANDS, FederatedCLI, main, run
+
+__all__ = ["COMMANDS", "FederatedCLI", "main", "run"]

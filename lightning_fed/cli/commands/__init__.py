@@ -1,0 +1,1 @@
+"""Commands beside ``fit``, ``validate``, ``test`` and ``predict``; :data:`lightning_fed.cli.main.COMMANDS` names them."""

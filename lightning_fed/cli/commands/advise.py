@@ -1,0 +1,205 @@
+"""``lightning-fed advise --config configs/....yaml``: penalty, step size and local work for a model and its data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import statistics
+import sys
+import textwrap
+import warnings
+from dataclasses import asdict
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser
+
+from lightning_fed.cli.main import FederatedCLI, build
+from lightning_fed.core.algorithm import hyper_parameters
+from lightning_fed.core.layout import Layout, clones, overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import numpy_generator, torch_generator
+from lightning_fed.evaluation.curvature import client_curvature
+from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient
+from lightning_fed.local.client_loop import planned_steps
+from lightning_fed.server import FederatedServer
+from lightning_fed.theory.advice import Advice, Measured, advise
+from lightning_fed.theory.residuals import plain_lr
+
+USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
+DESCRIPTION = """\
+Measure the curvature of some clients' losses, at the first model and after a few gradient steps, and recommend penalty,
+relaxation, step size and local steps, each with its reason. Takes the config files and overrides of `lightning-fed
+fit`; nothing is trained, logged or written."""
+
+#: in the place of what the config says: nothing but the measurement runs
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "callbacks": None,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "fast_dev_run": False,
+    "profiler": None,
+    "min_epochs": None,
+    "min_steps": None,
+    "max_epochs": 1,
+    "max_steps": -1,
+    "max_time": None,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+}
+
+
+class AdviseCLI(FederatedCLI):
+    """Builds what ``fit`` builds, without loggers, callbacks and checkpoints."""
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.prog, parser.usage = "lightning-fed advise", USAGE
+        super().add_core_arguments_to_parser(parser)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_method_arguments(pl.Trainer, "fit", skip=self.subcommands()["fit"])  # ckpt_path and the like
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        self.config = parser.parse_args(args)  # type: ignore[arg-type]  # main gives a list
+
+    def before_instantiate_classes(self) -> None:
+        self.save_config_callback = None
+        for name, value in QUIET.items():
+            self.config.trainer[name] = value
+
+
+class Surveyor(pl.Callback):
+    """Measures before the first round, and ends the fit there."""
+
+    def __init__(self, clients: int, steps: int) -> None:
+        self.clients, self.steps = clients, steps
+        self.measured: Measured | None = None
+        self.local_steps = 0
+        self.lr: float | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        check_differentiable(pl_module, "choose another model: there is nothing to measure")
+        server, data = trainer.fit_loop.server, trainer.datamodule
+        ids = data.client_ids
+        drawn = numpy_generator(server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
+        self.measured = self._measure(trainer, [ids[i] for i in sorted(drawn)])
+        self.local_steps = round(statistics.median(planned_steps(trainer, server, cid) for cid in ids))
+        self.lr = plain_lr(trainer.optimizers)
+        trainer.should_stop = True
+
+    def _measure(self, trainer: pl.Trainer, chosen: list[ClientId]) -> Measured:
+        module, data = trainer.lightning_module, trainer.datamodule
+        layout, parameters = Layout.of(module), parameters_of(module)
+        first = clones(parameters)
+        try:
+            here = self._curvatures(trainer, layout, chosen)
+            L = max(curvature.L for curvature in here)
+            if not 0 < L < math.inf:
+                raise ValueError(
+                    f"The curvature of {type(module).__name__}'s loss is {L:g} at its first model, so there is nothing"
+                    " to base advice on. Look for a loss that is linear, or not finite."
+                )
+            for _ in range(self.steps):
+                slope = torch.stack([client_gradient(trainer, layout, cid) for cid in chosen]).mean(0)
+                overwrite(parameters, layout.split(layout.flatten(parameters) - slope / L))
+            there = self._curvatures(trainer, layout, chosen) if self.steps else here
+        finally:
+            overwrite(parameters, first)
+        later = max(curvature.L for curvature in there)
+        samples = [data.num_examples(cid) for cid in data.client_ids]
+        return Measured(
+            clients=len(chosen),
+            of=len(samples),
+            samples=(min(samples), max(samples)),
+            parameters=layout.numel,
+            L=max(L, later),
+            lowest=min(curvature.lowest for curvature in here + there),
+            at_start=L,
+            later=later,
+            steps=self.steps,
+            method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+        )
+
+    def _curvatures(self, trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> list[Any]:
+        seed = trainer.fit_loop.server.seed
+        return [
+            client_curvature(
+                trainer,
+                layout,
+                cid,
+                torch_generator(seed, "advise", cid),
+                iterations=50,
+                tolerance=1e-3,
+                lowest=True,
+            )
+            for cid in chosen
+        ]
+
+
+def main(args: list[str] | None = None) -> None:
+    """Measure, and print what is recommended."""
+    parser = argparse.ArgumentParser(usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--clients", type=_whole, default=5, help="to measure on, drawn by the seed (default: 5)")
+    parser.add_argument("--steps", type=int, default=10, help="gradient steps to the second point (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument_group("options of fit", "--config FILE, --federated.algorithm.eta=VALUE and all others")
+    options, others = parser.parse_known_args(sys.argv[2:] if args is None else args)
+    if options.steps < 0:
+        parser.error(f"argument --steps: must be a whole number >= 0, got {options.steps}")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    cli = build(others, cli=AdviseCLI, run=False)
+    surveyor = Surveyor(options.clients, options.steps)
+    server = next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedServer))
+    server.evaluate_every, server.figure = 0, False
+    cli.trainer.callbacks.append(surveyor)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what fit would warn of is part of the advice
+            cli.trainer.fit(cli.model, datamodule=cli.datamodule)
+    except (TypeError, ValueError) as error:
+        cli.parser.error(str(error))
+    assert surveyor.measured is not None
+    found = advise(surveyor.measured, server.algorithm, surveyor.lr, surveyor.local_steps)
+    print(_as_json(surveyor.measured, server, found) if options.json else report(surveyor.measured, server, found))
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number >= 1, got {text!r}")
+    return int(text)
+
+
+def report(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
+    """Text for people."""
+    by = "power iteration" if measured.method == "hessian" else "differences of gradients: no second derivative"
+    lowest = "unknown" if math.isnan(measured.lowest) else f"{measured.lowest:.4g}"
+    low, high = measured.samples
+    lines = [
+        f"{type(server.algorithm).__name__}, {measured.parameters} parameters, {measured.of} clients of {low} to {high}"
+        " samples",
+        f"Measured on {measured.clients} clients ({by}): L = {measured.at_start:.4g} at the first model,"
+        f" {measured.later:.4g} after {measured.steps} gradient steps; lowest curvature {lowest}.",
+        "",
+        f"{'':14}{'now':>10}{'advised':>10}  verdict",
+    ]
+    for advice in found:
+        lines.append(f"{advice.setting:14}{_short(advice.now):>10}{_short(advice.advised):>10}  {advice.verdict}")
+        lines += textwrap.wrap(advice.reason, 100, initial_indent=" " * 16, subsequent_indent=" " * 16)
+    return "\n".join(lines)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _as_json(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
+    facts = {name: None if value != value else value for name, value in asdict(measured).items()}
+    settings = {advice.setting: {k: v for k, v in asdict(advice).items() if k != "setting"} for advice in found}
+    content = {"algorithm": hyper_parameters(server.algorithm), "measured": facts, "advice": settings}
+    return json.dumps(content, indent=2, default=str)

@@ -1,0 +1,103 @@
+"""``lightning-fed compare``: all algorithms of the family on the synthetic sets, from nothing to table and figure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import wandb
+
+from lightning_fed.cli.commands.reproduce import QUICK_ROUNDS, QUICK_STEPS, whole_number
+from lightning_fed.cli.experiments import comparison, report
+from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS
+from lightning_fed.cli.experiments.drive import drive
+from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
+from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
+
+
+def main(args: list[str] | None = None) -> None:
+    parser = _parser()
+    asked = parser.parse_args(args)
+    family: dict[str, tuple[str, ...]] = FAMILY if asked.only is None else dict.fromkeys(asked.only, ())
+    try:
+        runs = _runs(asked, comparison.labels(family))
+        for run in runs:
+            run.check()
+    except ValueError as error:
+        parser.error(str(error))
+    if not asked.report:
+        drive(runs)
+    _report(runs, family)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "lightning-fed compare",
+        description="The family with the paper's settings (10 of 30 clients, or all where a method needs them; 300 SGD"
+        " steps of batch 2, step size 0.01) and the same seeds: loss, accuracy, bytes and local work in a table, CSV,"
+        " figure and W&B. An interrupted command goes on when it is given again.",
+    )
+    parser.add_argument("--rounds", type=whole_number, help="100 by default")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--sets", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a = b of the synthetic sets")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="these instead of the family: FedAvg FedProx:mu=1 FedAvg+TopK:k=99"
+    )
+    parser.add_argument("--quick", action="store_true", help="3 rounds of 10 steps with one seed: does it all work?")
+    parser.add_argument("--report", action="store_true", help="of what is there already; run nothing")
+    parser.add_argument("--evaluate-every", type=whole_number, default=5, help="rounds; and after 1, 2, 3 and the last")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the model, and as sent")
+    parser.add_argument("--threads", type=whole_number, default=1, help="of torch")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"))
+    return parser
+
+
+def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
+    """Everything with one seed before the next, so that there is soon something to compare."""
+    out: Path = asked.out / "quick" if asked.quick else asked.out
+    return [
+        Run(
+            synthetic(s),
+            label,
+            parse_algorithm(label),
+            seed,
+            out,
+            rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
+            local_steps=QUICK_STEPS if asked.quick else 300,
+            dtype=asked.dtype,
+            threads=asked.threads,
+            experiment="compare",
+            evaluate_every=asked.evaluate_every,
+            evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
+            compile=not asked.quick,  # each run is short, but they share what is compiled
+        )
+        for seed in (asked.seeds[:1] if asked.quick else asked.seeds)
+        for s in asked.sets
+        for label in labels
+    ]
+
+
+def _report(runs: Sequence[Run], family: dict[str, tuple[str, ...]]) -> None:
+    """Tables, CSV and figure of the runs that have begun."""
+    begun = [run for run in runs if run.facts()]
+    if not begun:
+        print("Nothing was run yet.")
+        return
+    folder, text = runs[0].out, []
+    settings = report.grouped(begun)
+    for name, algorithms in settings.items():
+        seeds = sorted({run.seed for found in algorithms.values() for run in found})
+        facts = next(iter(algorithms.values()))[0].facts()
+        text += [f"{name}: {facts['data']}, {facts['dtype']}, seeds {seeds}", comparison.markdown(algorithms, family)]
+    tried = [f"{own}: {', '.join(others)}" for own, others in family.items() if others]
+    text += [f"Tried beside the defaults: {'; '.join(tried)}."] if tried else []
+    (folder / "compare.md").write_text("\n\n".join(text) + "\n")
+    print("\n" + "\n\n".join(text))
+    report.write_csv(begun, folder / "compare.csv")
+    drawn = comparison.figure(settings, family)
+    drawn.savefig(folder / "compare.png", dpi=120)
+    log_figure([AutoWandbLogger(name="compare", save_dir=str(folder))], "compare/figure", drawn, runs[0].rounds)
+    wandb.finish()
+    print(f"\nTable:  {folder / 'compare.md'}\nFigure: {folder / 'compare.png'}\nRounds: {folder / 'compare.csv'}")

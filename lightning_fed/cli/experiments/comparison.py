@@ -1,0 +1,160 @@
+"""The whole family on the same data, model and local work: what is compared, and the table and figure of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lightning_fed.callbacks.figure import megabytes
+from lightning_fed.cli.experiments.report import CURVES, MEGABYTES, ROUND, curve, spread, wrapped
+from lightning_fed.cli.experiments.run import CLIENTS_PER_ROUND, Row, Run
+from lightning_fed.cli.experiments.settings import CLIENTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: every algorithm with its own hyper-parameters, and what else is tried of it; the best by train loss is tabled too.
+#: Left out because they are the same runs: FedDRII (FedDR), and other steps of FedDR (FedADMM).
+FAMILY: dict[str, tuple[str, ...]] = {
+    "FedADMM": ("FedADMM:eta=0.1",),
+    "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # where the reproduced experiments start
+    "FedDR": (),
+    "FedDRII:mode=upload_first": ("FedDRII:mode=upload_first,eta_hat=10",),
+    "FedDyn": ("FedDyn:alpha=0.1",),
+    "FedAvg": ("FedAvg:weights=uniform",),
+    "FedProx": ("FedProx:mu=0.01", "FedProx:mu=1"),
+    "Scaffold": (),
+    "FedMid": (),
+    "FedDualAvg": (),
+    "FedPAQ": (),
+    "FedADMM+Quantize:levels=64": (),
+    "FedADMM+TopK:k=228": (),  # a tenth of the perceptron's parameters
+    "FedPD": ("FedPD:eta_hat=10",),
+    "ParallelDRS": ("ParallelDRS:eta_hat=10",),
+    "FedSplit": ("FedSplit:s=10",),
+    "FedLin": (),
+}
+
+#: rounds that are looked at closely, and those of the table
+FIRST_ROUNDS, MARKS = (1, 2, 3), (10, 50, 100)
+
+Algorithms = Mapping[str, Sequence[Run]]
+
+
+def labels(family: Mapping[str, Sequence[str]]) -> list[str]:
+    """Everything that is run."""
+    return [label for own, others in family.items() for label in (own, *others)]
+
+
+def marks(rounds: int) -> list[int]:
+    """The rounds of the table of a comparison of so many."""
+    return [mark for mark in MARKS if mark < rounds] + [rounds]
+
+
+def shown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Labels of the table's rows by what they are called: the defaults, and what was best where more was tried."""
+    found = {}
+    for own, others in family.items():
+        tried = [label for label in (own, *others) if label in algorithms]
+        best = min(tried, key=lambda label: _final_loss(algorithms[label]), default=None)
+        if own in tried and (own != best or len(tried) == 1):
+            found[own] = own
+        if best is not None and len(tried) > 1:
+            found[f"{best} (best of {len(tried)})"] = best
+    return found
+
+
+def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str:
+    """One line per algorithm: loss and accuracy after some rounds, accuracy at equal bytes, and what it all took."""
+    rows = shown(algorithms, family)
+    rounds = next(iter(algorithms.values()))[0].rounds
+    budget = min((total for label in rows.values() if (total := _sent(algorithms[label]))), default=0.0)
+    header = ["algorithm", "clients"]
+    header += [f"{what}, round {mark}" for what in ("train loss", "test accuracy") for mark in marks(rounds)]
+    header += [f"test accuracy after {budget:.3g} MB", "MB", "local steps", "full gradients"]
+    lines = [header, ["---"] * len(header)]
+    for name, label in rows.items():
+        runs = algorithms[label]
+        line = [f"`{name}`" if name == label else f"`{label}`{name.removeprefix(label)}"]
+        line += ["all" if runs[0].cohort is None else f"{CLIENTS_PER_ROUND} of {CLIENTS}"]
+        line += [_after(runs, metric, mark) for metric in ("train_loss", "test_accuracy") for mark in marks(rounds)]
+        line += [_at_budget(runs, budget), _number(_sent(runs))]
+        lines.append(line + [_number(_last(runs, f"federated/{what}")) for what in ("local_steps", "full_gradients")])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def figure(settings: Mapping[str, Algorithms], family: Mapping[str, Sequence[str]]) -> Figure:
+    """One row per setting: test accuracy by round and by bytes; methods that need everybody are dashed."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(15, 5 * len(settings)), layout="constrained")
+    grid = drawn.subplots(len(settings), 2, squeeze=False)
+    colours = dict(zip(labels(family), (colormaps["tab20"](i % 20) for i in range(len(labels(family)))), strict=True))
+    for line, (name, algorithms) in zip(grid, settings.items(), strict=True):
+        for panel, by in zip(line, (ROUND, MEGABYTES), strict=True):
+            for label in shown(algorithms, family).values():
+                runs = algorithms[label]
+                style = {"color": colours[label], "linestyle": "--" if runs[0].cohort is None else "-"}
+                curve(panel, runs, "test_accuracy", by, band=False, label=label, linewidth=1.5, **style)
+            panel.set(title=CURVES["test_accuracy"], xlabel=by)
+            panel.grid(alpha=0.3)
+        line[0].set_ylabel(wrapped(next(iter(algorithms.values()))[0].facts().get("data", name)))
+        line[1].set_xscale("log")
+        line[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    return drawn
+
+
+def _value(run: Run, metric: str, round: int) -> float:
+    """A metric after a round; not finite if the run has diverged, or has not come that far."""
+    history = run.history()
+    return history[round - 1].get(f"federated/{metric}", math.nan) if round <= len(history) else math.nan
+
+
+def _after(runs: Sequence[Run], metric: str, round: int) -> str:
+    found = [_value(run, metric, round) for run in runs]
+    missing = [run for run, value in zip(runs, found, strict=True) if not math.isfinite(value)]
+    if any(run.done for run in missing):
+        return "diverged" if len(runs) == 1 else f"diverged ({len(missing)} of {len(runs)})"
+    return spread([value for value in found if math.isfinite(value)]) or "-"
+
+
+def _final_loss(runs: Sequence[Run]) -> float:
+    found = [_value(run, "train_loss", run.rounds) for run in runs]
+    return statistics.mean(found) if all(map(math.isfinite, found)) else math.inf
+
+
+def _last(runs: Sequence[Run], name: str) -> float | None:
+    """The mean over the seeds of what was spent in all; None unless all of them have run to the end."""
+    ends = [run.history()[-1].get(name, math.nan) for run in runs if len(run.history()) == run.rounds]
+    return statistics.mean(ends) if len(ends) == len(runs) and all(map(math.isfinite, ends)) else None
+
+
+def _sent(runs: Sequence[Run]) -> float | None:
+    down, up = (_last(runs, f"federated/{name}") for name in ("bytes_down", "bytes_up"))
+    return None if down is None or up is None else (down + up) / 1e6
+
+
+def _at_budget(runs: Sequence[Run], budget: float) -> str:
+    """Test accuracy when so many megabytes were sent, on the straight line between two evaluations."""
+    if _sent(runs) is None:
+        return "-"
+    curves = [_accuracy_by_megabytes(run.history()) for run in runs]
+    if any(not sent or sent[0] > budget for sent, _ in curves):
+        return "-"
+    return spread([float(np.interp(budget, sent, accuracy)) for sent, accuracy in curves])
+
+
+def _accuracy_by_megabytes(history: Sequence[Row]) -> tuple[list[float], list[float]]:
+    rows = [row for row in history if "federated/test_accuracy" in row]
+    return [megabytes(row) for row in rows], [row["federated/test_accuracy"] for row in rows]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,238 @@
+"""One run of an experiment: an algorithm, a seed, a folder; goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import wandb
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from lightning_fed.algorithms import Algorithm
+from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
+from lightning_fed.cli.experiments.settings import Dtype, Setting
+from lightning_fed.core.algorithm import Reply, hyper_parameters
+from lightning_fed.engines import DivergenceError
+from lightning_fed.local.client_loop import Visit
+from lightning_fed.server import FederatedServer
+from lightning_fed.tracking.wandb import AutoWandbLogger
+
+CLIENTS_PER_ROUND = 10
+
+#: rounds after which the model is kept, to compare the iterates of two algorithms
+MARKS = (1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """An algorithm on a setting, with one seed; with everybody in every round where the algorithm needs that.
+
+    Args:
+        label: of the algorithm, for folders and figures.
+        experiment: that the run is part of, for W&B.
+        evaluate_every: rounds between evaluations; the last one is evaluated too.
+        evaluate_also: further rounds, such as the first few.
+        threads: of torch, for this run; None leaves them as they are.
+        compile: local steps, as in ``FederatedServer``.
+        keep_checkpoint: also after the last round, to go on with more rounds one day.
+        workers: processes that share the clients of a round.
+    """
+
+    setting: Setting
+    label: str
+    algorithm: Algorithm  # type: ignore[type-arg]
+    seed: int
+    out: Path
+    rounds: int = 100
+    local_steps: int = 300
+    dtype: Dtype = "float64"
+    threads: int | None = None
+    keep_checkpoint: bool = False
+    experiment: str = "reproduce"
+    evaluate_every: int = 1
+    evaluate_also: tuple[int, ...] = ()
+    compile: bool | Literal["auto"] = "auto"
+    workers: int = 1
+
+    @property
+    def cohort(self) -> int | None:
+        """Clients per round; None for everybody."""
+        return None if self.algorithm.everybody else CLIENTS_PER_ROUND
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.setting.name / self.label.replace(":", "_") / f"seed_{self.seed}"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "last.ckpt"
+
+    def history(self) -> list[Row]:
+        """Metrics by round, as far as the run has come; a longer run is shown as far as it is asked for."""
+        path = self.folder / "rounds.csv"
+        if not path.exists():
+            return []
+        with path.open(newline="") as file:
+            rows = itertools.islice(csv.DictReader(file), self.rounds)
+            return [{name: float(v) for name, v in row.items() if v} for row in rows]
+
+    @property
+    def done(self) -> bool:
+        return self.diverged is not None or len(self.history()) >= self.rounds
+
+    @property
+    def diverged(self) -> str | None:
+        """Where and how, if it has; the metrics then end before."""
+        return self.facts().get("diverged")
+
+    def resumes_at(self) -> int:
+        """Rounds that need not be run again."""
+        if not self.checkpoint.exists():
+            return 0
+        try:
+            loaded = torch.load(self.checkpoint, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{self.checkpoint} holds objects other than tensors and plain values, which could run code when they"
+                " are loaded. It is not a checkpoint of this command: delete it to start this run from its beginning."
+            ) from error
+        return int(loaded["epoch"])
+
+    def x_bar(self, round: int) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """The server's model after ``round`` rounds, if it was kept."""
+        path = self._x_bar_path(round)
+        return np.load(path) if path.exists() else None
+
+    def facts(self) -> dict[str, Any]:
+        """What the run was made of, and what its data are."""
+        path = self.folder / "run.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def go(self, tick: Callable[[float], None] = lambda rounds: None) -> None:
+        """Run what is missing of it, or until it diverges; ``tick`` is told about fractions of rounds as they pass."""
+        self.check()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        pl.seed_everything(self.seed, verbose=False)
+        data = self.setting.data(self.seed, self.dtype)
+        data.prepare_data()
+        data.setup("fit")
+        facts = {**self._settings(), "data": data.description or self.setting.name}
+        self._write_facts(facts)
+        figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
+        trainer = pl.Trainer(
+            max_epochs=self.rounds,
+            precision="64-true" if self.dtype == "float64" else "32-true",
+            accelerator="cpu",
+            logger=self._logger(),
+            callbacks=[
+                FederatedServer(
+                    self.algorithm,
+                    clients_per_round=self.cohort,
+                    local_steps=self.local_steps,
+                    seed=self.seed,
+                    compile=self.compile,
+                    workers=self.workers,
+                ),
+                ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
+                figure,
+                Recorder(self, figure, tick),
+                ModelCheckpoint(
+                    self.folder,
+                    filename="last",
+                    train_time_interval=timedelta(minutes=5),
+                    save_on_exception=True,
+                    enable_version_counter=False,
+                ),
+            ],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            limit_val_batches=0,  # the federated evaluation reads the test data already
+            default_root_dir=self.folder,
+        )
+        try:
+            trainer.fit(
+                self.setting.model(), datamodule=data, ckpt_path=self.checkpoint if self.checkpoint.exists() else None
+            )
+        except DivergenceError as error:
+            self._write_facts({**facts, "diverged": str(error)})
+        finally:
+            wandb.finish()
+        if self.keep_checkpoint and not self.diverged:
+            trainer.save_checkpoint(self.checkpoint)
+        else:
+            self.checkpoint.unlink(missing_ok=True)
+
+    def record(self, history: list[Row], x_bar: np.ndarray[Any, np.dtype[Any]] | None) -> None:
+        """Write the metrics so far, whole or not at all, and the model where it is wanted."""
+        if x_bar is not None:
+            self._x_bar_path(len(history)).parent.mkdir(exist_ok=True)
+            np.save(self._x_bar_path(len(history)), x_bar)
+        names = list(dict.fromkeys(name for row in history for name in row))
+        path = self.folder / "rounds.csv"
+        with path.with_suffix(".tmp").open("w", newline="") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(history)
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def _x_bar_path(self, round: int) -> Path:
+        return self.folder / "x_bar" / f"round_{round:04d}.npy"
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "setting": self.setting.name,
+            "algorithm": hyper_parameters(self.algorithm),
+            "seed": self.seed,
+            "local_steps": self.local_steps,
+            "dtype": self.dtype,
+        }
+
+    def check(self) -> None:
+        """Refuse a folder that holds a run with other settings."""
+        wanted = json.loads(json.dumps(self._settings(), default=str))
+        for name, before in self.facts().items():
+            if name in wanted and wanted[name] != before:
+                raise ValueError(
+                    f"{self.folder} holds a run with {name} {before!r}, now it is {wanted[name]!r}. Give another --out,"
+                    " or delete that folder."
+                )
+
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        (self.folder / "run.json").write_text(json.dumps(facts, indent=1, default=str))
+
+    def _logger(self) -> AutoWandbLogger:
+        name = f"{self.setting.name} {self.label} seed {self.seed}"
+        return AutoWandbLogger(name=name, group=f"{self.experiment} {self.setting.name}", save_dir=str(self.folder))
+
+
+class Recorder(FederatedCallback):
+    """Writes metrics after every round, keeps some models, and reports progress."""
+
+    def __init__(self, run: Run, figure: FinalFigure, tick: Callable[[float], None]) -> None:
+        self.run, self.figure, self.tick = run, figure, tick
+
+    def on_client_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
+    ) -> None:
+        self.tick(1 / (visit.cohort * self.run.algorithm.exchanges_per_round))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        done = len(self.figure.history)
+        keep = done in MARKS or done == self.run.rounds
+        x_bar = trainer.fit_loop.server.federation.server.x_bar.numpy(force=True) if keep else None
+        self.run.record(self.figure.history, x_bar)

@@ -1,0 +1,120 @@
+"""What the paper runs: 10 of 30 clients per round, 300 SGD steps of batch 2, step size 0.01, eta = alpha = 1."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+
+from lightning_fed import algorithms, transforms
+from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedDR
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.datamodules import FEMNIST, Synthetic
+from lightning_fed.datamodules.femnist import npz
+from lightning_fed.models import MLP, FemnistCNN
+from lightning_fed.transforms import Compose, Transform
+
+CLIENTS, BATCH_SIZE, LR = 30, 2, 0.01
+
+#: the two algorithms that coincide; in the reproduced experiments local work starts at the client's own last model
+PAIR: dict[str, Algorithm] = {  # type: ignore[type-arg]
+    "FedADMM": FedADMM(eta=1.0, alpha=1.0, start="local"),
+    "FedDR": FedDR(eta_hat=1.0, alpha=1.0, start="local"),
+}
+
+Dtype = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set and the model trained on it.
+
+    Args:
+        name: of the folder with its results.
+        threads: that are worth while; a second one only costs on the perceptron.
+    """
+
+    name: str
+    model: Callable[[], pl.LightningModule]
+    data: Callable[[int, Dtype], FederatedDataModule]
+    threads: int | None = None
+
+
+def synthetic(s: float) -> Setting:
+    """The perceptron on synthetic-(s, s)."""
+    return Setting(
+        f"synthetic-({s:g},{s:g})",
+        lambda: MLP(lr=LR, log_train=False),
+        lambda seed, dtype: Synthetic(s, s, clients=CLIENTS, seed=seed, batch_size=BATCH_SIZE, dtype=dtype),
+        threads=1,
+    )
+
+
+def femnist(path: Path | None = None) -> Setting:
+    """LEAF's network on 30 writers of whatever lies at ``path``; without one, on generated handwriting."""
+
+    def data(seed: int, dtype: Dtype) -> FEMNIST:
+        core = path is not None and path.suffix == ".npz" and npz.core_writers(path) is not None
+        least = 0 if path is None else 100
+        return FEMNIST(
+            path, writers=CLIENTS, core=core, min_samples=least, seed=seed, batch_size=BATCH_SIZE, dtype=dtype
+        )
+
+    name = "femnist-generated" if path is None else f"femnist-{path.stem}"
+    return Setting(name, lambda: FemnistCNN(lr=LR, log_train=False), data)
+
+
+def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
+    """An algorithm by its name, with other hyper-parameters than its own after a colon, and its uploads transformed.
+
+    >>> parse_algorithm("FedProx:mu=0.5")
+    FedProx(server_lr=1.0, weights='samples', stragglers=0.0, mu=0.5)
+    >>> parse_algorithm("FedAvg+Quantize:levels=4").transform
+    Quantize(levels=4, per='vector')
+    """
+    name, *through = re.split(r"\+(?=[A-Za-z])", text)
+    algorithm: Algorithm = _build("algorithm", name, _classes(algorithms, Algorithm, but=Compressed))  # type: ignore[type-arg]
+    steps = [_build("transform", step, _classes(transforms, Transform, but=Compose)) for step in through]
+    if not steps:
+        return algorithm
+    return Compressed(algorithm, steps[0] if len(steps) == 1 else Compose(steps))
+
+
+def _classes(module: Any, base: type, but: type) -> dict[str, type]:
+    """The classes of a kind that can be built from numbers and words alone."""
+    found = {name: getattr(module, name) for name in module.__all__}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind not in (base, but)
+    }
+
+
+def _build(what: str, text: str, known: Mapping[str, type]) -> Any:
+    name, _, rest = text.partition(":")
+    if name not in known:
+        raise ValueError(f"There is no {what} {name!r}. Choose from {', '.join(sorted(known))}.")
+    parameters = inspect.signature(known[name]).parameters
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    for key, equals, _ in pairs:
+        if not equals or key not in parameters:
+            raise ValueError(f"{name} has no hyper-parameter {key!r}. It takes {inspect.signature(known[name])}.")
+    given = {key: _value(value) for key, _, value in pairs}
+    missing = [key for key, p in parameters.items() if p.default is inspect.Parameter.empty and key not in given]
+    if missing:
+        raise ValueError(f"{name} needs {missing[0]!r}, for instance {name}:{missing[0]}=10; got {text!r}.")
+    return known[name](**given)
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

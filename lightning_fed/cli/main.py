@@ -1,0 +1,115 @@
+"""``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section.
+
+Commands of our own stand beside Lightning's: see :data:`COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import yaml
+from jsonargparse import set_parsing_settings
+from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from lightning_fed import algorithms, datamodules, models, prox, sampling
+from lightning_fed.callbacks.defaults import settings_of
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.datamodules.femnist.characters import DataError
+from lightning_fed.server import FederatedServer
+
+
+class LogConfig(SaveConfigCallback):
+    """Hands the resolved config to the loggers, and writes it beside the checkpoints' root.
+
+    Lightning's own callback writes one file per log folder and aborts where that exists, as in a second run with W&B.
+    """
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        text = self.parser.dump(self.config, skip_none=False)
+        config = yaml.safe_load(text)
+        server = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedServer))
+        if stage == "fit":
+            config["federated"] |= settings_of(trainer, server)["federated"]
+        for logger in trainer.loggers:
+            logger.log_hyperparams(config)
+        if stage == "fit" and not trainer.fast_dev_run:
+            _keep(Path(trainer.default_root_dir), text)
+
+
+def _keep(folder: Path, text: str) -> None:
+    """Write ``config.yaml``; beside an older one of another run as ``config-v1.yaml`` and so on, like checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = itertools.chain(["config.yaml"], (f"config-v{i}.yaml" for i in itertools.count(1)))
+    path = next(path for name in names if not (path := folder / name).exists() or path.read_text() == text)
+    path.write_text(text)
+
+
+class FederatedCLI(LightningCLI):
+    """Any LightningModule, any FederatedDataModule, and a FederatedServer built from ``federated:``."""
+
+    def instantiate_classes(self) -> None:
+        """A value that a class refuses is reported like one that the parser refuses."""
+        try:
+            super().instantiate_classes()
+        except (TypeError, ValueError) as error:
+            self.parser.error(str(error))
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(FederatedServer, "federated")
+
+
+#: imported so that their classes can be given by their short names
+KNOWN = (algorithms, datamodules, models, prox, sampling)
+
+
+#: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.cli.commands.NAME``; with its help
+COMMANDS = {
+    "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
+    "compare": "run the whole family on the synthetic sets",
+    "data": "show what the clients of a federation hold",
+    "reproduce": "run the paper's experiments",
+}
+
+
+def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:
+    """Entry point of the command line; ``args`` instead of ``sys.argv``, for tests and notebooks."""
+    words = sys.argv[1:] if args is None else args
+    if isinstance(words, list) and words and words[0] in COMMANDS:
+        import_module(f"lightning_fed.cli.commands.{words[0]}").main(words[1:])
+        return None
+    return build(args, **kwargs)
+
+
+def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwargs: Any) -> FederatedCLI:
+    """Lightning's part of the command line, in the variant ``cli``."""
+    set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+    more = "; ".join(f"lightning-fed {name}: {text}" for name, text in COMMANDS.items())
+    return cli(
+        pl.LightningModule,
+        FederatedDataModule,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed", "epilog": f"More commands: {more}."},
+        save_config_callback=LogConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        args=args,
+        **kwargs,
+    )
+
+
+def run() -> None:
+    """Console script: finds the user's own modules in the current folder, as ``python -m`` does."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        main()
+    except DataError as error:
+        print(f"lightning-fed: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

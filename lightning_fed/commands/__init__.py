@@ -1,1 +1,0 @@
-"""Commands beside ``fit``, ``validate``, ``test`` and ``predict``; :data:`lightning_fed.cli.COMMANDS` names them."""

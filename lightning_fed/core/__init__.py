@@ -1,0 +1,39 @@
+"""The interface between algorithms and everything else, and the state of a running federation. Read first.
+
+Knows neither Lightning nor data: an algorithm is a handful of pure functions of flat vectors.
+"""
+
+from lightning_fed.core.algorithm import (
+    Algorithm,
+    Broadcast,
+    Local,
+    Question,
+    Reply,
+    Solution,
+    Start,
+    StepMap,
+    Total,
+    Weights,
+    hyper_parameters,
+    start_point,
+)
+from lightning_fed.core.records import num_bytes, record, tree_map, wide
+
+__all__ = [
+    "Algorithm",
+    "Broadcast",
+    "Local",
+    "Question",
+    "Reply",
+    "Solution",
+    "Start",
+    "StepMap",
+    "Total",
+    "Weights",
+    "hyper_parameters",
+    "num_bytes",
+    "record",
+    "start_point",
+    "tree_map",
+    "wide",
+]

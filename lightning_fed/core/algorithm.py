@@ -1,0 +1,295 @@
+"""The interface between algorithms and everything else: records, the one question, and `Algorithm`.
+
+A round is: the server broadcasts, clients answer with :meth:`Algorithm.client_step`, the answers are summed, and
+:meth:`Algorithm.server_step` moves the server. All steps are pure functions of flat vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+
+from torch import Generator, Tensor
+from typing_extensions import Self
+
+from lightning_fed.core.prox import Prox
+from lightning_fed.core.records import add as add
+from lightning_fed.core.records import num_bytes as num_bytes
+from lightning_fed.core.records import record as record
+from lightning_fed.core.records import scale as scale
+from lightning_fed.core.records import tree_map as tree_map
+from lightning_fed.core.records import wide as wide
+from lightning_fed.core.zero import Zero
+
+if TYPE_CHECKING:
+    from lightning_fed.core.layout import Layout
+
+T = TypeVar("T")
+ServerT = TypeVar("ServerT", bound="HasModel")
+ClientT = TypeVar("ClientT")
+MessageT = TypeVar("MessageT")
+
+#: A point and a length, to another point; such as ``g.prox``.
+StepMap = Callable[[Tensor, float], Tensor]
+
+Start = Literal["local", "server", "centre"]
+Weights = Literal["uniform", "samples"]
+
+
+@record
+class Broadcast:
+    """What most algorithms send down: the model."""
+
+    x_bar: Tensor
+
+
+class HasProx(Protocol):
+    """An algorithm with a ``g``."""
+
+    @property
+    def g(self) -> Prox: ...
+
+
+class HasModel(Protocol):
+    """A server state; ``x_bar`` is the model that is evaluated, saved and served."""
+
+    @property
+    def x_bar(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a client is asked to minimise beside its loss: ``<linear, x> + rho/2 |x - center|^2``; None is zero."""
+
+    linear: Tensor | None = None
+    rho: float = 0.0
+    center: Tensor | None = None
+
+    @property
+    def constant(self) -> Tensor | None:
+        """The part of its gradient that does not depend on x."""
+        if not self.rho or self.center is None:
+            return self.linear
+        return -self.rho * self.center if self.linear is None else self.linear - self.rho * self.center
+
+    @property
+    def pull(self) -> Tensor | None:
+        """The point that all of it draws x to; without a penalty there is none, and this is the linear term."""
+        if not self.rho or self.linear is None:
+            return self.center if self.rho else self.linear
+        return self.linear / -self.rho if self.center is None else self.center.sub(self.linear, alpha=1 / self.rho)
+
+    def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
+        """The gradient of the whole at ``x``, where that of the loss is ``slope``."""
+        total = slope if self.linear is None else slope + self.linear
+        return total + self.rho * (x if self.center is None else x - self.center) if self.rho else total
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
+
+    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps; ``estimate`` that of the
+    gradient of f_i at ``x``, where one was asked for. Under a tolerance, ``residual`` is the norm of the question's
+    gradient at ``x``, and ``reached`` whether it is small enough.
+    """
+
+    x: Tensor
+    loss: float = float("nan")
+    steps: int = 0
+    lr_sum: float = float("nan")
+    estimate: Tensor | None = None
+    residual: float = float("nan")
+    reached: bool = True
+
+
+class Local(Protocol):
+    """Whoever can answer the one question every algorithm asks."""
+
+    def solve(
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
+        estimate: Tensor | None = None,
+    ) -> Solution:
+        """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
+
+        First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
+        length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
+        ``work`` is the share of its local steps or epochs that a client gets done, one at least. With an ``estimate`` v
+        of the gradient at ``start``, steps are taken along v in the place of their batch's gradient, and each changes
+        it by the difference of the batch's gradients at its two ends: ``v + grad f_i(x; B) - grad f_i(x_before; B)``.
+        """
+        ...
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """The gradient of ``f_i`` at ``x``, over all of the client's data."""
+        ...
+
+    def rng(self, purpose: str) -> Generator:
+        """A stream of its own, drawn from (seed, round, client, purpose)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Reply(Generic[ClientT, MessageT]):
+    """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
+
+    ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
+    ``arrived`` counts nowhere: the server does without it, and the client forgets it. ``gradients`` is how often it
+    took a gradient over all of its data.
+    """
+
+    state: ClientT
+    message: MessageT
+    x_i: Tensor
+    loss: float = float("nan")
+    steps: int = 0
+    bytes_up: int | None = None
+    arrived: bool = True
+    gradients: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Total(Generic[MessageT]):
+    """Sum of ``weight_i * message_i`` over those who answered.
+
+    ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients.
+    """
+
+    sum: MessageT
+    weight: float
+    count: int
+    population: float
+
+
+class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
+    """A federated algorithm: frozen hyper-parameters and pure steps on flat vectors.
+
+    Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
+    called where nobody answers.
+    """
+
+    #: The part of the objective that only the server knows.
+    g: Prox = Zero()
+
+    @abstractmethod
+    def init_server(self, x0: Tensor) -> ServerT: ...
+
+    @abstractmethod
+    def init_client(self, x0: Tensor) -> ClientT:
+        """The state of a client that never took part; ``x0`` is the first model, never today's ``x_bar``."""
+
+    @abstractmethod
+    def client_step(self, client: ClientT, down: Broadcast, local: Local) -> Reply[ClientT, MessageT]: ...
+
+    @abstractmethod
+    def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT: ...
+
+    def broadcast(self, server: ServerT) -> Broadcast:
+        return Broadcast(server.x_bar)
+
+    def bind(self, layout: Layout) -> Self:
+        """The same algorithm, whose ``g`` knows which parameters lie where; called before anything else."""
+        if dataclasses.is_dataclass(self) and any(field.name == "g" for field in dataclasses.fields(self)):
+            return dataclasses.replace(self, g=self.g.bind(layout))
+        return self
+
+    def bytes_down(self, down: Broadcast) -> int:
+        """What it takes to send ``down`` to one client."""
+        return num_bytes(down)
+
+    def weight(self, num_examples: int) -> float:
+        """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
+        return 1.0
+
+    def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
+        """The state of a client whose message ``arrived`` other than it was sent; ``after`` is what it remembers."""
+        return after
+
+    def local_model(self, client: ClientT) -> Tensor | None:
+        """The client's own model ``x_i``, if the algorithm remembers one."""
+        return None
+
+    @property
+    def penalty(self) -> float:
+        """The ``rho`` of the question in every round; 0 where there is none."""
+        return 0.0
+
+    @property
+    def relaxation(self) -> float | None:
+        """The alpha of its Douglas-Rachford steps, 1 for plain ones; None where the bounds of FedADMM do not apply."""
+        return None
+
+    @property
+    def everybody(self) -> bool:
+        """Whether every client has to take part in every round."""
+        return False
+
+    @property
+    def exchanges_per_round(self) -> int:
+        """How often the server asks the cohort in one round; the server's state knows which of them is due."""
+        return 1
+
+    @property
+    def plain_sgd(self) -> str | None:
+        """Why local steps have to be plain gradient steps; None if any optimiser will do."""
+        return None
+
+    @property
+    def no_weight_decay(self) -> str | None:
+        """Why an optimiser must not add weight decay; None where it is but a part of every client's loss."""
+        return None
+
+    @property
+    def full_start(self) -> bool:
+        """Whether every client is asked once before round 0, as part of the initial state."""
+        return False
+
+
+def length_of(solution: Solution, who: object) -> float:
+    """The sum of the local step sizes, where ``who`` cannot do without."""
+    if solution.lr_sum != solution.lr_sum:
+        raise ValueError(f"{type(who).__name__} needs plain gradient steps, whose lengths are known.")
+    return solution.lr_sum
+
+
+def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Callable[[], Tensor]) -> Tensor:
+    """Where local work starts: at the client's own last point, at the server's model, or at the quadratic's minimum."""
+    return centre() if rule == "centre" else {"local": own, "server": server}[rule]
+
+
+def check_g(owner: HasProx) -> None:
+    """Refuse a ``g`` that is not an object of :mod:`lightning_fed.prox`."""
+    if not isinstance(owner.g, Prox):
+        raise TypeError(f"{type(owner).__name__}.g must be a Prox such as L1(1e-4), got {owner.g!r}.")
+
+
+def hyper_parameters(algorithm: object) -> dict[str, object]:
+    """Name, value of every field, nested dataclasses included: for logs and checkpoints.
+
+    >>> from lightning_fed.algorithms import FedProx
+    >>> hyper_parameters(FedProx(mu=0.5))
+    {'name': 'FedProx', 'server_lr': 1.0, 'weights': 'samples', 'stragglers': 0.0, 'mu': 0.5}
+    """
+    if not dataclasses.is_dataclass(algorithm):
+        return {"name": type(algorithm).__name__}
+    values = {field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)}
+    return {"name": type(algorithm).__name__, **{k: _plain(v) for k, v in values.items()}}
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return hyper_parameters(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.tolist() if isinstance(value, Tensor) else value

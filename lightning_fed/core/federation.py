@@ -1,0 +1,244 @@
+"""The state of a running federation: server, clients, rounds done. Knows nothing of Lightning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map
+from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
+from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.core.round import Engine, Outcome, run_round
+
+
+@dataclass(frozen=True, eq=False)
+class _Commit:
+    """Everything a round changes. Applying it twice is the same as once, so an interrupted commit is just redone."""
+
+    server: Any
+    memories: dict[ClientId, Memory]
+    buffers: dict[str, Tensor]
+    rounds_done: int
+    local_time: int
+    cost: Cost
+
+
+class Federation:
+    """Algorithm, population and everything they remember; a round is played, then committed as a whole.
+
+    Args:
+        algorithm: the algorithm.
+        examples: number of training samples of every client, by client id.
+        module: the model as it is before the first round.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
+        self.examples = dict(examples)
+        self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
+        self.layout = Layout.of(module)
+        self.algorithm = algorithm.bind(self.layout)
+        self.first = clones(parameters_of(module))
+        self.x0 = self.layout.flatten(self.first)
+        self.server = self.algorithm.init_server(self.x0)
+        self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
+        self.buffers = clones(buffers_of(module))
+        self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
+        self.rounds_done = -1 if algorithm.full_start else 0
+        self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
+        self.cost = Cost()
+        self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
+        self._pending: _Commit | None = None
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        return list(self.weights)
+
+    @property
+    def bytes_down(self) -> int:
+        return self.cost.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        return self.cost.bytes_up
+
+    @property
+    def started(self) -> bool:
+        """False while an algorithm with a full start still has to ask everybody once."""
+        return self.rounds_done >= 0
+
+    def follow(self, module: nn.Module) -> None:
+        """Take in parameters that were frozen or unfrozen since the last round.
+
+        A parameter that becomes trainable joins with the state of round 0: its value in the first model, no dual.
+        """
+        layout = Layout.of(module)
+        if layout == self.layout:
+            return
+        old, self.layout = self.layout, layout
+        self.algorithm = self.algorithm.bind(layout)
+        parameters = parameters_of(module)
+        for name in self.moving.intersection(layout.names):
+            self.first[name] = parameters[name].clone()  # trained from here on: where it has moved to
+        self.moving.difference_update(layout.names)
+        for name, value in old.split(self.server.x_bar).items():
+            if name not in layout.names:
+                self.first[name] = value.clone()  # frozen again: where it would go on from
+        self.x0 = layout.flatten(self.first)
+        self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
+        blank = self.algorithm.init_client(self.x0)
+        memories = {cid: self.store[cid] for cid in self.store}
+        self.store.put({cid: replace(m, state=layout.transplant(old, m.state, blank)) for cid, m in memories.items()})
+
+    def take_state(self, module: nn.Module) -> None:
+        """Take in the module's buffers, and parameters that move untrained, as they are before a round."""
+        parameters = parameters_of(module)
+        moving = {name: parameters[name] for name in self.moving if name in parameters}
+        self.buffers = clones({**buffers_of(module), **moving})
+
+    def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
+        """Run a round without moving anything."""
+        exchanges = None if self.started else 1
+        fresh = self.algorithm.init_client(self.x0)  # one for all: states are never changed in place
+        recall = partial(self.recall, fresh=fresh)
+        return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, exchanges)
+
+    def recall(self, cid: ClientId, fresh: Any = None) -> Any:
+        """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""
+        found = self.store.get(cid)
+        if found is None:
+            return self.store.fresh() if fresh is None else fresh
+        return found.state if self._here else tree_map(lambda t: t.to(self.x0.device), found.state)
+
+    @property
+    def _here(self) -> bool:
+        """Whether the model is where memories are kept."""
+        return self.x0.device.type == "cpu"
+
+    def commit(
+        self,
+        outcome: Outcome,
+        buffers: Mapping[str, Tensor] | None = None,
+        kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
+        steps: int = 0,
+    ) -> None:
+        """Move server and clients together.
+
+        Args:
+            buffers: the server's new ones, and parameters that are not trained but moved.
+            kept: the same of clients who keep their own.
+            steps: by how much the local time advances.
+        """
+        memories = {}
+        for cid, state in outcome.states.items():
+            before, cost = self.store.get(cid), outcome.costs[cid]
+            memories[cid] = Memory(
+                state if self._here else tree_map(Tensor.cpu, state),
+                1 if before is None else before.visits + 1,
+                (kept or {}).get(cid, {}),
+                cost if before is None else before.cost + cost,
+            )
+        for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
+            memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
+        self._pending = _Commit(
+            outcome.server,
+            memories,
+            dict(self.buffers if buffers is None else buffers),
+            self.rounds_done + 1,
+            self.local_time + steps,
+            self.cost + outcome.cost,
+        )
+        self.settle()
+
+    def settle(self) -> None:
+        """Finish a commit that was begun; safe to call at any time."""
+        if (done := self._pending) is None:
+            return
+        self.store.put(done.memories)
+        self.server, self.buffers = done.server, done.buffers
+        self.moving |= done.buffers.keys() & self.first.keys()
+        self.rounds_done = done.rounds_done
+        self.local_time = done.local_time
+        self.cost = done.cost
+        self._pending = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors, numbers and strings."""
+        return {
+            "algorithm": hyper_parameters(self.algorithm),
+            "clients": self.client_ids,
+            "examples": [self.examples[cid] for cid in self.client_ids],
+            "names": list(self.layout.names),
+            "first": {name: t.cpu() for name, t in self.first.items()},
+            "server": tensors_of(self.server),
+            "store": self.store.state_dict(),
+            "buffers": {name: t.cpu() for name, t in self.buffers.items()},
+            "rounds_done": self.rounds_done,
+            "local_time": self.local_time,
+            "cost": list(astuple(self.cost)),
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on where ``saved`` was taken; refuse the state of another federation."""
+        self.check(saved)
+        self.weights = {cid: self.weights[cid] for cid in saved["clients"]}  # cohorts are drawn by position
+        device = self.x0.device
+        self.first = {name: saved["first"][name].to(p) for name, p in self.first.items()}
+        self.layout = Layout.select(self.first, saved["names"])
+        self.algorithm = self.algorithm.bind(self.layout)
+        self.x0 = self.layout.flatten(self.first)
+        self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
+        self.store.load_state_dict(saved["store"])
+        self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
+        self.moving = set(self.buffers.keys() & self.first.keys())
+        self.rounds_done = saved["rounds_done"]
+        self.local_time = saved.get("local_time", 0)  # 0.1.0 kept none
+        self.cost = Cost(*saved["cost"])
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of another algorithm, other clients or another model."""
+        ours, theirs = hyper_parameters(self.algorithm), saved["algorithm"]
+        if ours["name"] != theirs["name"]:
+            raise ValueError(
+                f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
+                f" variables. Resume with {theirs['name']}, or start anew without ckpt_path."
+            )
+        if set(saved["clients"]) != set(self.weights):
+            raise ValueError(
+                f"The checkpoint was made with {len(saved['clients'])} clients, this federation has"
+                f" {len(self.weights)}{_difference(saved['clients'], self.client_ids)}. Resume with the same clients."
+            )
+        theirs_shapes = {name: tuple(t.shape) for name, t in saved["first"].items()}
+        our_shapes = {name: tuple(t.shape) for name, t in self.first.items()}
+        if theirs_shapes != our_shapes:
+            raise ValueError(
+                f"The checkpoint was made with another model: its parameters are {_few(theirs_shapes)},"
+                f" this module's are {_few(our_shapes)}."
+            )
+        counts = dict(zip(saved["clients"], saved["examples"], strict=True))
+        warn_if_changed({**theirs, "samples by client": counts}, {**ours, "samples by client": self.examples})
+
+
+def warn_if_changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Say what is not as it was when the checkpoint was made."""
+    changed = [f"{k}={v!r} (was {theirs.get(k)!r})" for k, v in ours.items() if theirs.get(k) != v]
+    if changed:
+        shown = ", ".join(text if len(text) < 200 else f"{text[:200]}..." for text in changed)
+        warnings.warn(
+            f"Resuming with other settings: {shown}. The run goes on, but is not the one that was interrupted.",
+            stacklevel=2,
+        )
+
+
+def _difference(theirs: Sequence[ClientId], ours: Sequence[ClientId]) -> str:
+    odd = sorted(set(theirs) ^ set(ours), key=str)
+    return f" (for instance {odd[0]!r} is in only one of them)" if odd else ""
+
+
+def _few(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    shown = ", ".join(f"{name} {shape}" for name, shape in list(shapes.items())[:3])
+    return f"{shown}, ... ({len(shapes)} in all)" if len(shapes) > 3 else shown

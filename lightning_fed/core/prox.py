@@ -1,0 +1,109 @@
+"""What every ``g`` is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.validation import is_number
+
+if TYPE_CHECKING:
+    from lightning_fed.core.layout import Layout
+
+
+class Prox(ABC):
+    r"""A convex :math:`g` with :math:`\mathrm{prox}_{tg}(v) = \arg\min_x g(x) + \frac1{2t}\|x - v\|^2`.
+
+    Arguments are flat vectors (any leading dimensions are separate vectors); neither is modified.
+    """
+
+    @property
+    def indicator(self) -> bool:
+        """True for the indicator of a set: its prox is a projection and does not depend on ``t``."""
+        return False
+
+    @property
+    def constrained(self) -> bool:
+        """Whether ``g`` is infinite somewhere: an indicator is a part of it."""
+        return self.indicator
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """:math:`g(x)`; ``inf`` outside the set of an indicator."""
+
+    @abstractmethod
+    def prox(self, v: Tensor, t: float) -> Tensor:
+        """The minimiser of :math:`g(x) + |x - v|^2 / (2t)`; for ``t = 0`` the nearest point where ``g`` is finite."""
+
+    def finite(self, x: Tensor) -> Tensor:
+        """:math:`g(x)` without its constraints, which may be reported beside it: finite everywhere."""
+        return x.new_zeros(x.shape[:-1]) if self.indicator else self(x)
+
+    def bind(self, layout: Layout) -> Prox:
+        """The same ``g`` (equal, and printed alike), which now knows where each parameter lies in the flat vector."""
+        return self
+
+    def acts_on(self, layout: Layout) -> tuple[str, ...]:
+        """Names of the parameters that ``g`` depends on."""
+        return layout.names
+
+
+@dataclass(frozen=True, eq=False)
+class WithTensors:
+    """Equality and hash of a dataclass some of whose fields are tensors."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and isinstance(other, WithTensors) and self._plain() == other._plain()
+
+    def __hash__(self) -> int:
+        return hash(self._plain())
+
+    def _plain(self) -> tuple[object, ...]:
+        values = [getattr(self, field.name) for field in fields(self)]
+        return tuple((v.shape, *v.flatten().tolist()) if isinstance(v, Tensor) else v for v in values)
+
+
+def float64(value: Tensor | Sequence[Sequence[float]] | Sequence[float] | float) -> Tensor:
+    """A copy of ``value`` as a tensor; decimal numbers keep their digits."""
+    return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
+
+
+def length(x: Tensor, keepdim: bool = False) -> Tensor:
+    """The Euclidean norm."""
+    norm: Tensor = x.norm(dim=-1, keepdim=keepdim)
+    return norm
+
+
+def outside(x: Tensor, nearest: Tensor) -> Tensor:
+    """0 where ``x`` is the nearest point of the set, up to rounding; else (also for NaN) ``inf``."""
+    eps = torch.finfo(x.dtype).eps
+    inside = length(x - nearest) <= math.sqrt(eps) * length(x) + 10 * eps
+    return torch.where(inside, 0.0, float("inf")).to(x.dtype)
+
+
+def needs_layout(g: Prox) -> ValueError:
+    name = type(g).__name__
+    return ValueError(
+        f"{name} needs the module's parameters, their names and shapes, to know what it acts on. It is bound by"
+        " FederatedServer; in simulate use bind(...) yourself: g.bind(Layout.of(module)), Layout from"
+        " lightning_fed.core.layout."
+    )
+
+
+def check_strength(g: object, c: float, name: str = "c") -> None:
+    """Refuse a strength that would make ``g`` concave or undefined."""
+    if not is_number(c) or not 0 <= c < float("inf"):
+        raise ValueError(f"{type(g).__name__}.{name} must be a finite number >= 0, got {c!r}. It is the strength of g.")
+
+
+def check_parts(g: object, parts: Sequence[Prox]) -> tuple[Prox, ...]:
+    """The parts that ``g`` is made of; refuse what is no Prox."""
+    if isinstance(parts, (str, Prox)) or not parts or not all(isinstance(part, Prox) for part in parts):
+        raise TypeError(f"{type(g).__name__} is made of one Prox or more, such as L1(1e-4), got {parts!r}.")
+    return tuple(parts)

@@ -1,0 +1,343 @@
+"""Data that lie with clients: one datamodule for the federation, and for the same data in one place."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
+from typing_extensions import Self
+
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.core.validation import whole
+from lightning_fed.data.loading import (
+    Collate,
+    EpochSampler,
+    PooledOrder,
+    check_callable,
+    cut_order,
+    drawn_order,
+    fresh_generator,
+    loader_arguments,
+)
+from lightning_fed.data.partition import Partition, check_dealt, hold_out, num_samples
+from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
+from lightning_fed.data.tensor_loader import TensorRows as TensorRows
+from lightning_fed.data.tensor_loader import row_by_row as row_by_row
+
+SPLITS = ("train", "val", "test")
+
+#: One dataset per client; clients of a sequence are called 0, 1, 2, ...
+Federation = Mapping[ClientId, Dataset[Any]] | Sequence[Dataset[Any]]
+
+
+class FederatedDataModule(pl.LightningDataModule):
+    """One dataset per client.
+
+    Under :class:`~lightning_fed.FederatedServer` every client trains on its own data; under a plain ``Trainer`` the
+    same datamodule pools them, which is the centralised baseline. Validation falls back to the test data.
+
+    Args:
+        train: training data, by client; a sequence names its clients 0, 1, 2, ...
+        val, test: data to evaluate on, of some or all of these clients.
+        batch_size: of training batches, local or pooled.
+        eval_batch_size: of all other batches.
+        num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
+        drop_last: leave out the short last batch of an epoch; ``local_steps`` has no short batches.
+        collate_fn: makes a batch of a list of samples, in training and evaluation; torch's ``default_collate`` if None.
+            A batch may be anything that your module takes: it counts with the number of its samples.
+        sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
+            torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
+        loader_options: other arguments of ``DataLoader`` by name, such as ``{"pin_memory": True}``; as ``num_workers``,
+            not for tensors in memory.
+
+    ``description`` says in a line what the data are, for logs, trackers and figures.
+
+    A subclass that has to load its data first leaves ``train`` out and calls :meth:`set_split` in ``setup``.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.zeros(3, 2)), "bob": TensorDataset(torch.ones(5, 2))})
+    >>> data.client_ids, data.num_examples("bob")
+    (['ann', 'bob'], 5)
+
+    Sequences of different lengths, packed:
+
+    >>> from torch.nn.utils.rnn import pack_sequence
+    >>> sequences = [torch.ones(3), torch.ones(1), torch.ones(2)]
+    >>> data = FederatedDataModule({"ann": sequences}, collate_fn=lambda s: pack_sequence(s, enforce_sorted=False))
+    >>> [batch.batch_sizes.tolist() for batch in data.client_eval_dataloader("ann", "train")]
+    [[3, 2, 1]]
+    """
+
+    description: str = ""
+    #: A subclass may also write it as a method.
+    collate_fn: Collate | None = None
+    sampler: EpochSampler | None = None
+
+    def __init__(
+        self,
+        train: Federation | None = None,
+        val: Federation | None = None,
+        test: Federation | None = None,
+        *,
+        batch_size: int = 32,
+        eval_batch_size: int = 1024,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        collate_fn: Collate | None = None,
+        sampler: EpochSampler | None = None,
+        loader_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.drop_last = drop_last
+        whole(self, "batch_size", 1)
+        whole(self, "eval_batch_size", 1)
+        whole(self, "num_workers", 0)
+        check_callable("collate_fn", collate_fn, "torch.nn.utils.rnn.pack_sequence")
+        check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
+        if collate_fn is not None:
+            self.collate_fn = collate_fn
+        if sampler is not None:
+            self.sampler = sampler
+        self.loader_options = loader_arguments(loader_options, num_workers)
+        self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
+        for split, datasets in zip(SPLITS, (train, val, test), strict=True):
+            if datasets is not None:
+                self.set_split(split, datasets)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset[Any],
+        partition: Partition,
+        *,
+        test_fraction: float = 0.0,
+        val_fraction: float = 0.0,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Self:
+        """Deal one dataset to clients.
+
+        Args:
+            partition: who gets which sample; see :mod:`lightning_fed.data.partition`.
+            test_fraction, val_fraction: what every client holds out, at random: one sample at least if it can spare
+                one, never all. Clients with a single sample only train.
+            seed: of the samples held out.
+            kwargs: arguments of the constructor.
+
+        >>> from torch.utils.data import TensorDataset
+        >>> from lightning_fed.data.partition import IID
+        >>> pixels = TensorDataset(torch.zeros(20, 2), torch.arange(20))
+        >>> data = FederatedDataModule.from_dataset(pixels, IID(clients=2), test_fraction=0.2)
+        >>> data.num_examples(0), len(data.client_dataset(0, "test"))
+        (8, 2)
+        """
+        if not callable(partition) or isinstance(partition, type):
+            raise TypeError(f"partition must be a Partition such as IID(clients=10), got {partition!r}.")
+        fractions = {"test": test_fraction, "val": val_fraction}
+        _check_fractions(fractions, kwargs)
+        n = num_samples(dataset, "the dataset")
+        dealt = partition(dataset)
+        check_dealt(dealt, n)
+        splits: dict[str, dict[ClientId, Dataset[Any]]] = {split: {} for split in SPLITS}
+        for cid, indices in dealt.items():
+            for split, kept in hold_out(indices, fractions, numpy_generator(seed, "hold out", cid)).items():
+                splits[split][cid] = Subset(dataset, kept)
+        for split, fraction in fractions.items():
+            if fraction and not splits[split]:
+                raise ValueError(f"{split}_fraction is {fraction}, but no client has a sample to spare for {split}.")
+        held: dict[str, Any] = {split: clients for split, clients in splits.items() if clients}
+        return cls(**held, **kwargs)
+
+    def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
+        """Hand over one split, ``"train"`` first; it is checked here, before any work.
+
+        Args:
+            strangers: whether it may hold data of clients who have none to train on: they are evaluated, not visited.
+        """
+        _check_split(split)
+        clients = _by_client(split, datasets)
+        if split != "train" and "train" not in self.splits:
+            raise ValueError(f"{type(self).__name__} got {split} data before train data. Set 'train' first.")
+        for cid, dataset in clients.items():
+            self._check_client(split, cid, dataset)
+        splits = {**self.splits, split: clients}
+        for name, members in splits.items():
+            unknown = [cid for cid in members if cid not in splits["train"]]
+            if unknown and not strangers:
+                raise ValueError(
+                    f"Client {unknown[0]!r} has {name} data, but no train data ({len(unknown)} such). "
+                    f"It came for {_some(splits['train'])}."
+                )
+        self.splits = splits
+
+    @property
+    def client_ids(self) -> list[ClientId]:
+        """All clients, in the order they were given."""
+        return self.split_ids("train")
+
+    def split_ids(self, split: str) -> list[ClientId]:
+        """The clients that have data in ``split``."""
+        return list(self._members(split))
+
+    def num_examples(self, cid: ClientId) -> int:
+        """Number of training samples of a client."""
+        return num_samples(self.client_dataset(cid), f"train data of client {cid!r}")
+
+    def has_split(self, split: str) -> bool:
+        _check_split(split)
+        return split in self.splits
+
+    def client_dataset(self, cid: ClientId, split: str = "train") -> Dataset[Any]:
+        members = self._members(split)
+        if cid in members:
+            return members[cid]
+        if cid in self.splits["train"]:
+            raise ValueError(f"Client {cid!r} has no {split} data. It came for {_some(members)}.")
+        raise ValueError(f"Unknown client {cid!r}. The federation has {_some(self.splits['train'])}.")
+
+    def client_dataloader(
+        self, cid: ClientId, generator: torch.Generator | None = None, *, shuffle: bool = True
+    ) -> TensorLoader | DataLoader[Any]:
+        """One local epoch: training batches in an order that is a function of ``generator`` only.
+
+        A subclass that overrides it cuts its own batches: a visit takes them as they come, epoch after epoch.
+        """
+        dataset = self.client_dataset(cid)
+        if shuffle and self.sampler is not None:
+            order = self.sampled_order(cid, fresh_generator() if generator is None else generator)
+            batches = cut_order(order, self.batch_size, self.drop_last)
+            return self.batches_dataloader(cid, batches, None if generator is None else generator.clone_state())
+        memory = self._in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(
+                *memory, batch_size=self.batch_size, shuffle=shuffle, generator=generator, drop_last=self.drop_last
+            )
+        return self._dataloader(
+            dataset,
+            batch_size=self.batch_size,
+            sampler=RandomSampler(dataset, generator=generator) if shuffle else None,  # type: ignore[arg-type]
+            drop_last=self.drop_last,
+            # DataLoader draws the seed of its workers first. From a copy: so the order is the one of a TensorLoader.
+            generator=None if generator is None else generator.clone_state(),
+        )
+
+    def batches_dataloader(
+        self, cid: ClientId, batches: Sequence[Tensor], generator: torch.Generator | None = None
+    ) -> TensorLoader | DataLoader[Any]:
+        """The given batches of a client's training data: of each, the positions of its samples.
+
+        ``generator`` seeds the processes that load data, if there are any.
+        """
+        dataset = self.client_dataset(cid)
+        memory = self._in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(*memory, batch_size=self.batch_size, batches=batches)
+        return self._dataloader(dataset, batch_sampler=[batch.tolist() for batch in batches], generator=generator)
+
+    def sampled_order(self, cid: ClientId, generator: torch.Generator, most: int | None = None) -> list[int]:
+        """The positions that ``sampler`` gives for one epoch of a client, ``most`` of them at most."""
+        assert self.sampler is not None
+        return drawn_order(self.sampler, self.client_dataset(cid), generator, f"client {cid!r}", most)
+
+    def client_eval_dataloader(self, cid: ClientId, split: str) -> TensorLoader | DataLoader[Any]:
+        """All samples of a client's split, in their order."""
+        dataset = self.client_dataset(cid, split)
+        memory = self._in_memory(dataset)
+        if memory is not None:
+            return TensorLoader(*memory, batch_size=self.eval_batch_size)
+        return self._dataloader(dataset, batch_size=self.eval_batch_size)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The training data of all clients in one place, shuffled.
+
+        With a ``sampler``, an epoch has the samples that it gives for each client, in one random order.
+        """
+        clients = self._members("train")
+        pool: ConcatDataset[Any] = ConcatDataset(clients.values())
+        order: dict[str, Any] = (
+            {"shuffle": True} if self.sampler is None else {"sampler": PooledOrder(self.sampler, clients)}
+        )
+        return self._dataloader(pool, batch_size=self.batch_size, drop_last=self.drop_last, **order)
+
+    def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
+        """The validation data of all clients, else their test data, else nothing: then Lightning does not validate."""
+        for split in ("val", "test"):
+            if self.has_split(split):
+                return self._pooled_eval_dataloader(split)
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # that is what nothing means
+        return []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The test data of all clients."""
+        return self._pooled_eval_dataloader("test")
+
+    def _pooled_eval_dataloader(self, split: str) -> DataLoader[Any]:
+        pool: ConcatDataset[Any] = ConcatDataset(self._members(split).values())
+        return self._dataloader(pool, batch_size=self.eval_batch_size)
+
+    def _in_memory(self, dataset: Dataset[Any]) -> Memory | None:
+        """The tensors of a dataset that may be indexed directly: samples are for ``collate_fn``, if there is one."""
+        return None if self.collate_fn is not None else in_memory(dataset)
+
+    def _dataloader(self, dataset: Dataset[Any], **how: Any) -> DataLoader[Any]:
+        return DataLoader(
+            dataset, collate_fn=self.collate_fn, num_workers=self.num_workers, **self.loader_options, **how
+        )
+
+    def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
+        if not self.has_split(split):
+            has = f"it has {', '.join(self.splits)}" if self.splits else "it is empty: call setup() or give train="
+            raise ValueError(f"{type(self).__name__} has no {split} data; {has}.")
+        return self.splits[split]
+
+    def _check_client(self, split: str, cid: ClientId, dataset: Dataset[Any]) -> None:
+        if isinstance(cid, bool) or not isinstance(cid, (int, str)):
+            raise TypeError(f"Client ids are whole numbers or strings, got {cid!r} in the {split} data.")
+        n = num_samples(dataset, f"{split} data of client {cid!r}")
+        if n == 0:
+            raise ValueError(f"Client {cid!r} has no {split} samples (length 0). Leave it out of {split}.")
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise ValueError(f"Unknown split {split!r}; splits are {', '.join(SPLITS)}.")
+
+
+def _by_client(split: str, datasets: object) -> dict[ClientId, Dataset[Any]]:
+    if isinstance(datasets, Mapping):
+        clients = dict(datasets)
+    elif isinstance(datasets, Sequence) and not isinstance(datasets, str):
+        clients = dict(enumerate(datasets))
+    else:
+        raise TypeError(
+            f"{split} must be a mapping from client to dataset, or a sequence of datasets; got "
+            f"{type(datasets).__name__}. FederatedDataModule.from_dataset deals one dataset to clients."
+        )
+    if not clients:
+        raise ValueError(f"There are no clients in {split}. Give one dataset per client, or leave {split} out.")
+    return clients
+
+
+def _some(clients: Mapping[ClientId, object]) -> str:
+    shown = ", ".join(repr(cid) for cid in list(clients)[:3])
+    return f"{len(clients)} clients: {shown}{', ...' if len(clients) > 3 else ''}"
+
+
+def _check_fractions(fractions: Mapping[str, float], kwargs: Mapping[str, object]) -> None:
+    for split, fraction in fractions.items():
+        if not 0 <= fraction < 1:
+            raise ValueError(f"{split}_fraction must lie in [0, 1), got {fraction!r}.")
+        if fraction and kwargs.get(split) is not None:
+            raise ValueError(f"Got both {split}= and {split}_fraction={fraction}. Give one of them.")
+    total = sum(fractions.values())
+    if total >= 1:
+        raise ValueError(f"test_fraction + val_fraction must stay below 1, to leave train data; got {total:g}.")

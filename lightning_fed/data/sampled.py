@@ -1,0 +1,77 @@
+"""The batches of a visit where the user's ``sampler`` decides the order of samples and the length of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor
+
+from lightning_fed.core.randomness import seed_global, torch_generator
+from lightning_fed.data.batches import limited_visit
+from lightning_fed.data.loading import cut_order
+
+if TYPE_CHECKING:
+    from lightning_fed.local.client_loop import Visit
+    from lightning_fed.server import FederatedServer
+
+#: Gives the positions of a local epoch by its number, and at most so many of them.
+Draw = Callable[[int, int | None], list[int]]
+
+
+def sampled_batches(trainer: Any, server: FederatedServer, visit: Visit) -> list[list[Tensor]]:
+    """The batches of each local epoch of a visit, as ``local_steps`` or ``local_epochs`` cut them."""
+    data, work = trainer.datamodule, visit.work
+    draw = _draw_of(data, server, visit)
+    if server.local_steps:
+        return cut_stream(draw, data.batch_size, limited_visit(trainer, max(1, int(work * server.local_steps))))
+    count = max(1, int(work * (server.local_epochs or 1)))
+    epochs = [cut_order(draw(epoch, None), data.batch_size, data.drop_last) for epoch in range(count)]
+    total = sum(map(len, epochs))
+    if not total:
+        raise ValueError(
+            f"sampler gives less than one batch of {data.batch_size} samples, and drop_last=True leaves out short"
+            " batches. Use drop_last=False, a smaller batch_size, a longer sampler, or local_steps."
+        )
+    return _first(epochs, limited_visit(trainer, total))
+
+
+def cut_stream(draw: Draw, batch_size: int, steps: int) -> list[list[Tensor]]:
+    """Cut one stream of epochs into batches of one size: ``batch_size``, or the length of the first epoch, if shorter.
+
+    A batch belongs to the epoch in which it begins.
+
+    >>> epochs = cut_stream(lambda epoch, most: [10 * epoch, 10 * epoch + 1, 10 * epoch + 2][:most], 2, steps=4)
+    >>> [[batch.tolist() for batch in batches] for batches in epochs]
+    [[[0, 1], [2, 10]], [[11, 12]], [[20, 21]]]
+    """
+    stream = draw(0, steps * batch_size)
+    size, begins = min(batch_size, len(stream)), [0]
+    while len(stream) < steps * size:
+        begins.append(len(stream))
+        stream = stream + draw(len(begins) - 1, steps * size - len(stream))
+    batches = list(torch.tensor(stream[: steps * size]).view(steps, size))
+    firsts = [first for begin in begins if (first := -(-begin // size)) < steps]
+    return [batches[first:following] for first, following in pairwise([*firsts, steps])]
+
+
+def _draw_of(data: Any, server: FederatedServer, visit: Visit) -> Draw:
+    """Draws that are functions of (seed, round, client, epoch), also where a sampler forgets the generator."""
+
+    def draw(epoch: int, most: int | None) -> list[int]:
+        key = (server.seed, visit.round, visit.client, epoch, "sampler")
+        with isolate_rng():
+            seed_global(*key)
+            order: list[int] = data.sampled_order(visit.client, torch_generator(*key), most)
+        return order
+
+    return draw
+
+
+def _first(epochs: list[list[Tensor]], count: int) -> list[list[Tensor]]:
+    """The first ``count`` batches; epochs after them are left out."""
+    before = accumulate(map(len, epochs), initial=0)
+    return [epoch[: count - done] for epoch, done in zip(epochs, before, strict=False) if done < count]

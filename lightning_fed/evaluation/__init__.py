@@ -1,0 +1,1 @@
+"""Measure a model on clients' data, without leaving a trace in the training run."""

@@ -1,0 +1,173 @@
+"""Evaluating many clients at once: every sample by itself, in batches that do not care whose it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fed.core.layout import Layout
+from lightning_fed.core.memory import ClientId
+from lightning_fed.data.tensor_loader import TensorLoader
+from lightning_fed.evaluation.results import Evaluation
+from lightning_fed.local.client_loop import move_batch
+from lightning_fed.local.stacked.pure_step import Notes, PureStep, UnfitError
+from lightning_fed.local.stacked.stack import STACK
+from lightning_fed.local.steps.hookless import TRANSFER_HOOKS
+from lightning_fed.trainer.private import is_overridden
+
+#: Minimum number of clients for evaluating them together.
+MANY = 16
+#: Samples make up a batch until they fill this, and ``eval_batch_size`` of them in any case.
+BATCH_BYTES = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """Models of clients' own, by client, in a layout."""
+
+    layout: Layout
+    by_client: Mapping[ClientId, Tensor]
+
+    def stack(self, ids: Sequence[ClientId]) -> dict[str, Tensor]:
+        return vmap(self.layout.split)(torch.stack([self.by_client[cid] for cid in ids]))
+
+
+def evaluate_together(
+    trainer: pl.Trainer, step: str, split: str, ids: Sequence[ClientId], models: Models | None = None
+) -> dict[ClientId, Evaluation]:
+    """The model the module holds, or clients' own ``models``, on every client's data.
+
+    Raises where clients have to be evaluated one by one. The module is in evaluation mode and is not changed.
+    """
+    for owner in (trainer.lightning_module, trainer.datamodule):  # type: ignore[attr-defined]
+        for name in TRANSFER_HOOKS:
+            if is_overridden(name, owner):
+                raise UnfitError(f"{type(owner).__name__} overrides {name}")
+    by_sample = _BySample(trainer, step)
+    found: dict[ClientId, Evaluation] = {}
+    for clients, sizes, batch, limit in _batches(trainer, split, ids, alike=models is not None):
+        if models is None:
+            figures = by_sample(batch, limit)
+        else:
+            figures = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
+        owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+        means = [_means(values, owners, sizes) for values in figures]
+        found |= {cid: Evaluation(means[0][i], means[1][i], sizes[i]) for i, cid in enumerate(clients)}
+    return {cid: found[cid] for cid in ids}
+
+
+def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[float]:
+    if values is None:
+        return [math.nan] * len(sizes)
+    sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, owners, values.double().cpu())
+    return (sums / torch.tensor(sizes)).tolist()
+
+
+def _batches(
+    trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool
+) -> Iterator[tuple[list[ClientId], list[int], list[Tensor], int]]:
+    """All samples of some clients at a time: who they are, how many each has, the samples, and how many fit in a batch.
+
+    ``alike`` takes clients of about the same size together.
+    """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if data.collate_fn is not None:
+        raise UnfitError("the data have a collate_fn of their own")
+    loaders = {cid: data.client_eval_dataloader(cid, split) for cid in ids}
+    first = next(iter(loaders.values()))
+    for cid, loader in loaders.items():
+        if type(loader) is not TensorLoader or loader.transform != first.transform:
+            raise UnfitError(f"the {split} data of client {cid!r} are not like the others'")
+    sizes = {cid: loader.samples for cid, loader in loaders.items()}
+    limit = max(data.eval_batch_size, BATCH_BYTES // sum(t[:1].numel() * t.element_size() for t in first.tensors))
+    for clients in _groups(sorted(ids, key=sizes.__getitem__) if alike else ids, sizes, limit, alike):
+        tensors = [torch.cat(parts) for parts in zip(*(loaders[cid].all_rows() for cid in clients), strict=True)]
+        batch = move_batch(trainer, tensors if first.transform is None else first.transform(tensors))
+        yield clients, [sizes[cid] for cid in clients], list(batch), limit
+
+
+def _groups(
+    ids: Sequence[ClientId], sizes: Mapping[ClientId, int], limit: int, alike: bool
+) -> Iterator[list[ClientId]]:
+    """Clients whose samples make up a batch, or one client that has more; ``alike``: with room for the largest."""
+    group: list[ClientId] = []
+    samples = 0
+    for cid in ids:
+        samples = (len(group) + 1) * sizes[cid] if alike else samples + sizes[cid]
+        if group and (samples > limit or len(group) == STACK):
+            yield group
+            group, samples = [], sizes[cid]
+        group.append(cid)
+    if group:
+        yield group
+
+
+class _BySample:
+    """Loss and accuracy of every sample: as a step returns or logs them for a batch of that sample alone."""
+
+    def __init__(self, trainer: pl.Trainer, step: str) -> None:
+        self._step = PureStep(trainer.lightning_module, step)
+        self._known = (True, True)
+
+    def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor | None]:
+        """At the model the module holds, ``limit`` samples at a time."""
+        pieces = zip(*(torch.split(part, limit) for part in batch), strict=True)
+        with torch.no_grad():
+            found = [vmap(partial(self._one, {}))(*piece) for piece in pieces]
+        return self._those_known(torch.cat(column) for column in zip(*found, strict=True))
+
+    def each_by_its_own(self, models: dict[str, Tensor], sizes: list[int], batch: list[Tensor]) -> list[Tensor | None]:
+        """At the models of the clients whose samples these are."""
+        padded = [pad_sequence(list(torch.split(part, sizes)), batch_first=True) for part in batch]
+        inside = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
+
+        def client(model: dict[str, Tensor], *rows: Tensor) -> tuple[Tensor, Tensor]:
+            figures: tuple[Tensor, Tensor] = vmap(partial(self._one, model))(*rows)
+            return figures
+
+        with torch.no_grad():
+            found = vmap(client)(models, *padded)
+        return self._those_known(column[inside] for column in found)
+
+    def _those_known(self, columns: Iterable[Tensor]) -> list[Tensor | None]:
+        return [column if known else None for column, known in zip(columns, self._known, strict=True)]
+
+    def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and accuracy of one sample; zero where the step tells none."""
+        loss, notes = self._step.run(model, [part.unsqueeze(0) for part in sample])
+        if loss is None:
+            loss = _logged(notes, "loss")
+        accuracy = _logged(notes, "acc")
+        if isinstance(accuracy, Metric):
+            accuracy = _correct(accuracy, notes)
+        if isinstance(loss, Metric):
+            raise UnfitError("the loss is a metric")
+        self._known = loss is not None, accuracy is not None
+        found = [torch.as_tensor(0.0 if value is None else value).reshape(()) for value in (loss, accuracy)]
+        return found[0], found[1]
+
+
+def _logged(notes: Notes, what: str) -> Any:
+    """The first value that is logged with this in its name."""
+    return next((value for name, (value, _) in notes.logged.items() if what in name.lower()), None)
+
+
+def _correct(metric: Metric, notes: Notes) -> Tensor:
+    """Whether the one sample is right, where the metric is the share of samples that are."""
+    plain = type(metric) is MulticlassAccuracy and metric.average == "micro" and metric.top_k == 1
+    updates = [args for updated, args in notes.updates if updated is metric]
+    if not plain or metric.ignore_index is not None or len(updates) != 1 or updates[0][0].ndim != 2:
+        raise UnfitError(f"{type(metric).__name__} is not a mean over samples")
+    scores, target = updates[0]
+    return (scores.argmax(1) == target).to(torch.get_default_dtype())

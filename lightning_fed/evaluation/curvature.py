@@ -1,0 +1,161 @@
+r"""Estimates of L, the Lipschitz constant of a client's gradient, near the model that a module holds.
+
+Both are lower bounds of L: the first tells the largest curvature at one point, the second between a few points near it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Generator, Tensor, nn
+
+from lightning_fed.core.layout import Layout, clones, overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
+from lightning_fed.evaluation.evaluate import client_derivative, client_gradient
+
+#: A linear map from vectors to vectors, such as the product with a Hessian.
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """What was measured: ``L``, the ``lowest`` eigenvalue (nan if not asked for), and how.
+
+    ``method`` is ``"hessian"`` (power iteration) or ``"differences"`` (of gradients, where a second derivative is
+    missing), ``products`` the passes over the data it took.
+    """
+
+    L: float
+    lowest: float
+    method: str
+    products: int
+
+
+def largest(product: Map, start: Tensor, iterations: int = 20, tolerance: float = 1e-2) -> tuple[float, int]:
+    """Largest absolute eigenvalue of a symmetric map, by power iteration from ``start``; and the products it took.
+
+    |Hv| of unit vectors v never falls on the way and never exceeds the truth, whatever the signs. It ends when it grows
+    by less than ``tolerance``, relatively.
+
+    >>> H = torch.diag(torch.tensor([-3.0, 2.0, 1.0], dtype=torch.float64))
+    >>> value, _ = largest(H.mv, torch.ones(3, dtype=torch.float64), iterations=200, tolerance=1e-12)
+    >>> round(value, 6)
+    3.0
+    """
+    v, value = start / start.norm(), 0.0
+    for k in range(1, iterations + 1):
+        v = product(v)
+        before, value = value, float(v.norm())
+        if not value or not value < float("inf") or value - before <= tolerance * value:
+            return value, k
+        v = v / value
+    return value, iterations
+
+
+def largest_quotient(
+    gradient: Map, x: Tensor, direction: Tensor, steps: int = 20, radius: float | None = None
+) -> tuple[float, int]:
+    r"""Largest :math:`\|\nabla f(y)-\nabla f(x)\|/\|y-x\|` of successive points near ``x``; and the gradients it took.
+
+    Each step goes on by ``radius`` along the last change of the gradient, which for a quadratic is power iteration.
+
+    >>> largest_quotient(lambda x: torch.tensor([-3.0, 2.0]) * x, torch.ones(2), torch.ones(2), radius=1.0)[0]
+    3.0
+    """
+    length = radius or torch.finfo(x.dtype).eps ** 0.5 * (1 + float(x.norm()))
+    slope, best = gradient(x), 0.0
+    for k in range(1, steps + 1):
+        y = x + length * direction / direction.norm()
+        x, slope, direction, moved = y, (new := gradient(y)), new - slope, float((y - x).norm())
+        change = float(direction.norm())
+        if not 0 < change < float("inf"):
+            return (best if change == 0 else change), k + 1
+        best = max(best, change / moved)
+    return best, steps + 1
+
+
+def client_curvature(
+    trainer: pl.Trainer,
+    layout: Layout,
+    cid: ClientId,
+    generator: Generator,
+    *,
+    iterations: int = 20,
+    tolerance: float = 1e-2,
+    lowest: bool = False,
+) -> Curvature:
+    """The curvature of a client's loss over all its training data, in evaluation mode, at the model the module holds.
+
+    Nothing of the module, its metrics, or the random numbers of others is changed.
+
+    Args:
+        generator: of the first direction.
+        iterations, tolerance: when to end; see :func:`largest`.
+        lowest: also find the lowest eigenvalue, which is negative where the loss is not convex; doubles the work.
+    """
+    start = torch.randn(layout.numel, generator=generator, dtype=torch.float64).to(_point(trainer, layout))
+    product = partial(_hessian_product, trainer, layout, cid)
+    try:
+        L, products = largest(product, start, iterations, tolerance)
+    except RuntimeError:  # some operation has no second derivative; what else is wrong, the first one says too
+        return _by_differences(trainer, layout, cid, start, iterations)
+    low = float("nan")
+    if lowest:
+        span, more = largest(lambda v: L * v - product(v), start, iterations, tolerance / 10)
+        low, products = L - span, products + more
+    return Curvature(L, low, "hessian", products)
+
+
+def _hessian_product(trainer: pl.Trainer, layout: Layout, cid: ClientId, v: Tensor) -> Tensor:
+    """The second derivative of the client's loss along ``v``."""
+    parts = layout.split(v)
+
+    def along(loss: Tensor, params: list[nn.Parameter]) -> Sequence[Tensor | None]:
+        grads = torch.autograd.grad(loss, params, create_graph=True, allow_unused=True)
+        pairs = [(g, parts[name].to(g)) for g, name in zip(grads, layout.names, strict=True) if g is not None]
+        slope: Any = sum((g * part).sum() for g, part in pairs)
+        if not pairs or not slope.requires_grad:  # the loss is linear
+            return [None] * len(params)
+        _check_differentiable_twice(slope)
+        return torch.autograd.grad(slope, params, allow_unused=True)
+
+    return client_derivative(trainer, layout, cid, along)
+
+
+def _check_differentiable_twice(slope: Tensor) -> None:
+    """Refuse functions marked ``once_differentiable``: autograd leaves out, in silence, what passes through them."""
+    nodes, seen = [slope.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            raise RuntimeError("a function is marked once_differentiable")
+        seen.add(node)
+        nodes.extend(following for following, _ in node.next_functions)
+
+
+def _by_differences(
+    trainer: pl.Trainer, layout: Layout, cid: ClientId, direction: Tensor, iterations: int
+) -> Curvature:
+    parameters = parameters_of(trainer.lightning_module)
+    kept = clones(parameters)
+
+    def gradient(x: Tensor) -> Tensor:
+        overwrite(parameters, layout.split(x))
+        return client_gradient(trainer, layout, cid)
+
+    try:
+        L, gradients = largest_quotient(gradient, _point(trainer, layout), direction, iterations)
+    finally:
+        overwrite(parameters, kept)
+    return Curvature(L, float("nan"), "differences", gradients)
+
+
+def _point(trainer: pl.Trainer, layout: Layout) -> Tensor:
+    return layout.flatten(parameters_of(trainer.lightning_module))

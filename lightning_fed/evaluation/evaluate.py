@@ -1,0 +1,283 @@
+"""Measuring a model on clients' data without leaving a trace in the training run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from lightning_fed.core.layout import Layout
+from lightning_fed.core.memory import ClientId
+from lightning_fed.data.loading import counted
+from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
+from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
+from lightning_fed.local.client_loop import move_batch
+from lightning_fed.local.stacked.stack import unfavourable
+from lightning_fed.theory.residuals import gradient_mapping
+from lightning_fed.trainer.clock import local_time
+from lightning_fed.trainer.declarations import declares
+from lightning_fed.trainer.loops import RoundResults
+from lightning_fed.trainer.module_state import ModuleState, restore_state
+from lightning_fed.trainer.private import (
+    batch_size_of,
+    call_strategy_hook,
+    is_overridden,
+    is_param_in_hook_signature,
+    set_rng_states,
+)
+
+if TYPE_CHECKING:
+    from lightning_fed.core.federation import Federation
+
+log = logging.getLogger(__name__)
+
+#: A loss and the parameters, to one tensor for each of them.
+Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
+FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
+
+_TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
+
+
+def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
+    """The model the module holds, on every client's train data and its test (or else validation) data."""
+    data: Any = trainer.datamodule
+    held_out = [split for split in ("test", "val") if data.has_split(split)]
+    with measuring(trainer) as state:
+        return {split: ClientEvaluations(_evaluate_all(trainer, split, state)) for split in ["train", *held_out[:1]]}
+
+
+def _evaluate_all(trainer: pl.Trainer, split: str, state: ModuleState) -> dict[ClientId, Evaluation]:
+    ids = trainer.datamodule.split_ids(split)
+    alone = partial(_evaluate, trainer, split=split, state=state)
+    return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
+
+
+def _evaluate_together(
+    trainer: pl.Trainer,
+    split: str,
+    ids: Sequence[ClientId],
+    models: Models | None = None,
+) -> dict[ClientId, Evaluation] | None:
+    """Evaluate many clients of a small model together, sample by sample; None if the module does not declare both:
+
+    ``stackable``, a step is a function of batch, parameters and buffers; ``loss_is_mean``, its loss, and what it logs
+    by the name of a loss or an accuracy, are means over samples.
+    """
+    module = trainer.lightning_module
+    step = loss_step(module, split)
+    if len(ids) < MANY or step is None or unfavourable(module):
+        return None
+    if not all(declares(module, contract, step) for contract in ("stackable", "loss_is_mean")):
+        return None
+    try:
+        return evaluate_together(trainer, step, split, ids, models)
+    except Exception as error:  # torch.func has many ways to refuse a step; bad data are named one by one
+        log.info("Clients are evaluated one by one: %s: %s", type(error).__name__, error)
+        return None
+
+
+def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
+    """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
+    data, store = trainer.datamodule, federation.store
+    known = [cid for cid in data.split_ids(split) if cid in federation.weights]
+    seen = [cid for cid in known if (memory := store.get(cid)) is not None and memory.visits]
+    own = {cid: federation.algorithm.local_model(federation.recall(cid)) for cid in seen}
+    models = {cid: x_i for cid, x_i in own.items() if x_i is not None}
+
+    def alone(cid: ClientId, state: ModuleState) -> Evaluation:
+        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(models[cid])})
+
+    with measuring(trainer) as state:
+        stacked = Models(federation.layout, models)
+        found = None if state.buffers else _evaluate_together(trainer, split, list(models), stacked)
+        return found or {cid: alone(cid, state) for cid in models}
+
+
+def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
+    """Gradient of the weighted mean of the clients' losses at the model the module holds."""
+    population = sum(federation.weights.values())
+    shares = {cid: weight / population for cid, weight in federation.weights.items()}
+    return sum(
+        (share * client_gradient(trainer, federation.layout, cid) for cid, share in shares.items()),
+        torch.zeros_like(federation.x0),
+    )
+
+
+def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
+    """Norm of the gradient mapping at the server's model; worked out once between two rounds, whoever asks."""
+    if federation.stationarity is None or federation.stationarity[0] != federation.rounds_done:
+        rho = federation.algorithm.penalty or 1.0
+        gradient = full_gradient(trainer, federation)
+        mapping = gradient_mapping(federation.algorithm, federation.server.x_bar, gradient, rho)
+        federation.stationarity = (federation.rounds_done, float(mapping.norm()))
+    return federation.stationarity[1]
+
+
+def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tensor:
+    """Gradient of a client's loss over all its training data, in evaluation mode, at the model the module holds."""
+    return client_derivative(trainer, layout, cid, FIRST)
+
+
+def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, derivative: Derivative) -> Tensor:
+    """Some ``derivative`` of a client's loss, as :func:`client_gradient` is the first: a sum over batches.
+
+    It is given the loss and the parameters in the order of ``layout.names``.
+    """
+    module, data = trainer.lightning_module, trainer.datamodule
+    step = loss_step(module, "train")
+    if step is None:
+        raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
+    total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
+    with measuring(trainer), torch.enable_grad():
+        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        examples, seen = data.num_examples(cid), 0
+        for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, "train"))):
+            batch = move_batch(trainer, batch)
+            loss = _loss(_call(trainer, step, batch, batch_idx))
+            size = batch_size_of(batch) if size is None else size
+            total += _flat(module, layout, derivative, loss * (size / examples))
+            seen += size
+    return total if seen == examples else total * (examples / seen)  # a loader of the user's own may count otherwise
+
+
+def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
+    """Refuse a module whose steps give no loss to differentiate."""
+    if loss_step(module, "train") is None:
+        raise ValueError(
+            f"{type(module).__name__} reports no loss to differentiate: with manual optimisation, give it a"
+            f" validation_step that returns the loss, or {remedy}."
+        )
+
+
+def batch_gradient(trainer: pl.Trainer, layout: Layout, batch: Any, batch_idx: int, noise: dict[str, Any]) -> Tensor:
+    """Gradient of ``training_step`` on a batch it has just seen, in the state it was in before ``noise`` was drawn."""
+    with measuring(trainer, training=True), torch.enable_grad():
+        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        set_rng_states(noise)
+        loss = _loss(_call(trainer, "training_step", batch, batch_idx))
+        return _flat(trainer.lightning_module, layout, FIRST, loss)
+
+
+def _flat(module: nn.Module, layout: Layout, derivative: Derivative, loss: Tensor) -> Tensor:
+    named = dict(module.named_parameters())
+    params = [named[name] for name in layout.names]
+    parts = zip(layout.names, params, derivative(loss, params), strict=True)
+    return layout.flatten({name: torch.zeros_like(p) if part is None else part for name, p, part in parts})
+
+
+def loss_step(module: pl.LightningModule, split: str) -> str | None:
+    """The step whose loss is f_i: on training data what is optimised, on held-out data what validates it."""
+    usable = module.automatic_optimization and module not in _TRAIN_MODE_ONLY
+    training = ["training_step"] if usable else []
+    order = [*training, "validation_step"] if split == "train" else ["validation_step", "test_step", *training]
+    return next((name for name in order if is_overridden(name, module)), None)
+
+
+@contextmanager
+def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleState]:
+    """Evaluation mode, unless ``training``; afterwards the module, its metrics, the log and the RNG are as before."""
+    module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
+    results, current_fx = loop._results, connector._current_fx
+    modes = {m: m.training for m in module.modules()}
+    if not training:
+        module.eval()
+    state = ModuleState(module, trainer.optimizers, metrics=True)
+    try:
+        with isolate_rng(), torch.no_grad(), local_time(trainer):
+            yield state
+    finally:
+        state.restore()
+        for m, mode in modes.items():
+            m.training = mode
+        loop._results, connector._current_fx = results, current_fx
+
+
+def _evaluate(
+    trainer: pl.Trainer, cid: ClientId, split: str, state: ModuleState, own: Mapping[str, Tensor] | None = None
+) -> Evaluation:
+    """The model the module holds on one client's data; by another step where training_step cannot be evaluated.
+
+    The module is in ``state`` before and after: what is measured on a client does not depend on others. ``own`` are
+    parameters and buffers of the client's own.
+    """
+    module = trainer.lightning_module
+    step = loss_step(module, split)
+    if step is None:
+        return Evaluation()
+    try:
+        with restored(state):
+            if own is not None:
+                restore_state(module, {**state.buffers, **own})
+            return _evaluate_by(step, trainer, cid, split)
+    except Exception as error:
+        if step != "training_step":
+            raise
+        warnings.warn(
+            f"{type(module).__name__}.training_step does not work in evaluation mode (client {cid!r}:"
+            f" {type(error).__name__}: {error}). Clients are evaluated by its validation_step instead, if it has one.",
+            stacklevel=2,
+        )
+        _TRAIN_MODE_ONLY.add(module)
+        return _evaluate(trainer, cid, split, state, own)
+
+
+@contextmanager
+def restored(state: ModuleState) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
+    module, data = trainer.lightning_module, trainer.datamodule
+    trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+    results.complete = True
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.reset()
+    total, examples, reported = 0.0, 0, 0
+    for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, split))):
+        batch = move_batch(trainer, batch)
+        results.batch, results.batch_size = batch, size
+        with torch.set_grad_enabled(step == "training_step"):  # which may differentiate inside itself
+            loss = _loss(_call(trainer, step, batch, batch_idx))
+        size = batch_size_of(batch) if size is None else size
+        examples += size
+        if loss is not None:
+            total, reported = total + float(loss.detach()) * size, reported + size
+    logged = {"loss": math.nan, "acc": math.nan, **_logged(results)}
+    return Evaluation(total / reported if reported else logged["loss"], logged["acc"], examples)
+
+
+def _logged(results: RoundResults) -> dict[str, float]:
+    """The first logged metric with "loss", and with "acc", in its name; others may not exist for one client alone."""
+    found = {}
+    for what in ("loss", "acc"):
+        key = next((key for key, metric in results.items() if what in metric.meta.name.lower()), None)
+        if key is not None:
+            value = results._get_cache(results[key], on_step=False)
+            found[what] = math.nan if value is None else float(value)
+    return found
+
+
+def _call(trainer: pl.Trainer, step: str, batch: Any, batch_idx: int) -> Any:
+    wants_index = is_param_in_hook_signature(getattr(trainer.lightning_module, step), "batch_idx", min_args=2)
+    return call_strategy_hook(trainer, step, *([batch, batch_idx] if wants_index else [batch]))
+
+
+def _loss(output: Any) -> Any:
+    if isinstance(output, Tensor):
+        return output
+    return output.get("loss") if isinstance(output, dict) else None

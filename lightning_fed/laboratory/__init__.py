@@ -1,0 +1,6 @@
+"""Federations in closed form, without Lightning: quadratics, finite sums, ``simulate``."""
+
+from lightning_fed.laboratory.quadratic import Exact, FiniteSum, GradientDescent, Quadratic
+from lightning_fed.laboratory.simulate import simulate
+
+__all__ = ["Exact", "FiniteSum", "GradientDescent", "Quadratic", "simulate"]

@@ -1,0 +1,236 @@
+"""Clients whose loss is known in closed form: the laboratory for tests, docs and theory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from lightning_fed.core.algorithm import Question, Solution, StepMap
+from lightning_fed.core.randomness import torch_generator
+from lightning_fed.core.validation import is_whole, whole
+from lightning_fed.theory.tolerance import Tolerance, as_tolerance
+
+
+class Loss(Protocol):
+    """A client of :func:`~lightning_fed.simulate`: a loss with a gradient, and a number of samples."""
+
+    num_examples: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def grad(self, x: Tensor) -> Tensor: ...
+
+
+class Quadratic:
+    r""":math:`f(x) = \tfrac12 x^\top A x - b^\top x`, with :math:`A` symmetric, not necessarily positive.
+
+    Numbers and lists become float64; tensors keep their precision.
+
+    >>> f = Quadratic([[2.0, 0.0], [0.0, 1.0]], [2.0, 3.0])
+    >>> f.grad(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    tensor([0., 0.], dtype=torch.float64)
+    """
+
+    def __init__(self, A: Tensor | Sequence[Sequence[float]], b: Tensor | Sequence[float], num_examples: int = 1):
+        self.A, self.b = _matrix(A), _matrix(b)
+        self.num_examples = num_examples
+        d = self.b.numel()
+        if self.b.ndim != 1 or self.A.shape != (d, d):
+            raise ValueError(
+                f"Quadratic needs A of shape (d, d) and b of shape (d,); got {self.A.shape}, {self.b.shape}."
+            )
+        if not torch.allclose(self.A, self.A.T):
+            raise ValueError("Quadratic needs a symmetric A. Use (A + A.T) / 2, which gives the same function.")
+        whole(self, "num_examples", 1)
+
+    @classmethod
+    def scalar(cls, a: float, b: float, num_examples: int = 1) -> Quadratic:
+        r""":math:`\tfrac a2 x^2 - b x` in one dimension."""
+        return cls([[a]], [b], num_examples)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return 0.5 * x @ self.A.to(x) @ x - self.b.to(x) @ x
+
+    def grad(self, x: Tensor) -> Tensor:
+        return self.A.to(x) @ x - self.b.to(x)
+
+
+class FiniteSum(Quadratic):
+    """The mean of one quadratic for each sample, of which a solver may take batches.
+
+    >>> f = FiniteSum([Quadratic.scalar(1.0, 1.0), Quadratic.scalar(3.0, 1.0)])
+    >>> f.num_examples, f.A.item(), f.batch(torch.tensor([1])).A.item()
+    (2, 2.0, 3.0)
+    """
+
+    def __init__(self, samples: Sequence[Quadratic]) -> None:
+        if not samples or not all(isinstance(f, Quadratic) for f in samples):
+            raise TypeError(f"FiniteSum is made of one Quadratic or more, got {samples!r}.")
+        self._A, self._b = torch.stack([f.A for f in samples]), torch.stack([f.b for f in samples])
+        super().__init__(self._A.mean(0), self._b.mean(0), len(samples))
+
+    def batch(self, members: Tensor) -> Quadratic:
+        """The mean over some of the samples."""
+        return Quadratic(self._A[members].mean(0), self._b[members].mean(0), len(members))
+
+
+def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tensor:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+class Solver(Protocol):
+    """A way to answer the question for a given loss."""
+
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution: ...
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The minimiser itself, for quadratics: solves ``(A + rho I) x = b - linear + rho center``."""
+
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
+        if not isinstance(f, Quadratic):
+            raise TypeError(f"Exact solves Quadratic clients only, got {type(f).__name__}. Use GradientDescent.")
+        A = f.A.to(start) + rho * torch.eye(start.numel(), dtype=start.dtype, device=start.device)
+        factor, info = torch.linalg.cholesky_ex(A)
+        if info:
+            raise ValueError(
+                f"The local problem has no unique minimiser: A + {rho:g} I is not positive definite."
+                " Use a penalty above the largest negative curvature, or GradientDescent."
+            )
+        right = f.b.to(start) - linear + rho * center
+        x = torch.cholesky_solve(right.unsqueeze(-1), factor).squeeze(-1)
+        return Solution(x, loss=float(f(x)), steps=1)
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """``steps`` gradient steps of length ``lr``: full ones, or on batches of a :class:`FiniteSum`.
+
+    Args:
+        steps: how many; with ``until``, at most.
+        lr: their length.
+        until: a :class:`~lightning_fed.local.Tolerance`, or a number that the norm of the local problem's gradient must
+            not exceed. A start that is good enough is the answer, after no steps at all.
+        batch_size: samples in a batch; all of them if None.
+
+    >>> f = Quadratic.scalar(1.0, 3.0)
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> found = GradientDescent(steps=100, lr=0.5, until=0.01)(f, zero, zero, 1.0, zero)  # x^2 - 3x
+    >>> found.steps, found.reached, float(found.x)
+    (1, True, 1.5)
+    """
+
+    steps: int
+    lr: float
+    until: Tolerance | float | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        whole(self, "batch_size", 1, optional=True)
+        if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
+            raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
+        if self.until is not None:
+            object.__setattr__(self, "until", as_tolerance(self.until))
+
+    def __call__(
+        self,
+        f: Loss,
+        start: Tensor,
+        linear: Tensor,
+        rho: float,
+        center: Tensor,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
+        estimate: Tensor | None = None,
+        rng: Generator | None = None,
+        round: int = 0,
+    ) -> Solution:
+        steps = max(1, int(work * self.steps))
+        if isinstance(self.until, Tolerance):
+            if after_step is not None or evaluate_at is not None or estimate is not None or self.batch_size is not None:
+                raise ValueError(
+                    "GradientDescent(until=...) needs full steps, and an algorithm that asks for a minimiser."
+                )
+            return self._until(self.until, f, Question(linear, rho, center), start, steps, round)
+        x, v, losses = start, estimate, []
+        for k in range(steps):
+            part = self._batch(f, rng)
+            at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
+            losses.append(float(part(at)))
+            slope = part.grad(at)
+            x = x - self.lr * ((slope if v is None else v) + linear + rho * (x - center))
+            x = x if after_step is None else after_step(x, self.lr)
+            v = None if v is None else v + part.grad(x) - slope
+        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr, estimate=v)
+
+    def _batch(self, f: Loss, rng: Generator | None) -> Loss:
+        if self.batch_size is None:
+            return f
+        if not isinstance(f, FiniteSum) or self.batch_size > f.num_examples:
+            raise ValueError(
+                f"GradientDescent(batch_size={self.batch_size}) needs clients that are a FiniteSum of as many samples,"
+                f" got {type(f).__name__} of {f.num_examples}."
+            )
+        return f.batch(torch.randperm(f.num_examples, generator=rng)[: self.batch_size])
+
+    def _until(
+        self, tolerance: Tolerance, f: Loss, question: Question, start: Tensor, steps: int, round: int
+    ) -> Solution:
+        x, losses = start, list[float]()
+        gradient = question.gradient(x, f.grad(x))
+        limit = tolerance.limit(round, question.rho, float(gradient.norm()))
+        while gradient.norm() > limit and len(losses) < steps:
+            losses.append(float(f(x)))
+            x = x - self.lr * gradient
+            gradient = question.gradient(x, f.grad(x))
+        loss = sum(losses) / len(losses) if losses else float("nan")
+        residual = float(gradient.norm())
+        return Solution(x, loss, len(losses), len(losses) * self.lr, residual=residual, reached=residual <= limit)
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """A loss and a solver, answering for one client."""
+
+    f: Loss
+    solver: Solver
+    key: tuple[int | str, ...] = ()  # of whatever is random
+    round: int = 0
+    answers: list[Solution] = field(default_factory=list)
+
+    def solve(
+        self,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        rho: float = 0.0,
+        center: Tensor | None = None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        work: float = 1.0,
+        estimate: Tensor | None = None,
+    ) -> Solution:
+        zero = torch.zeros_like(start)
+        linear, center = zero if linear is None else linear, zero if center is None else center
+        if isinstance(self.solver, GradientDescent):
+            more = (after_step, evaluate_at, work, estimate, self.rng("batches"), self.round)
+            self.answers.append(self.solver(self.f, start, linear, rho, center, *more))
+        elif after_step is None and evaluate_at is None and work == 1 and estimate is None:
+            self.answers.append(self.solver(self.f, start, linear, rho, center))
+        else:
+            raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
+        return self.answers[-1]
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.f.grad(x)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch_generator(*self.key, purpose)

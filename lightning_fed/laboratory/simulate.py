@@ -1,0 +1,247 @@
+"""The same algorithm objects without Lightning: a laboratory in float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Solution
+from lightning_fed.core.memory import ClientId, Memory, MemoryStore
+from lightning_fed.core.round import Step, run_round
+from lightning_fed.core.validation import is_whole
+from lightning_fed.laboratory.quadratic import Exact, GradientDescent, Loss, Oracle, Solver
+from lightning_fed.sampling import Full, Sampler
+
+
+@dataclass(eq=False)
+class History:
+    """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start.
+
+    ``answers[k]`` is what the solvers found in round k, by client: steps, and how exact where there is a tolerance.
+    """
+
+    server: list[Any] = field(default_factory=list)
+    clients: list[list[Any]] = field(default_factory=list)
+    cohorts: list[list[int]] = field(default_factory=list)
+    answers: list[dict[int, Solution]] = field(default_factory=list)
+
+    @property
+    def x_bar(self) -> Tensor:
+        """The final model."""
+        x: Tensor = self.server[-1].x_bar
+        return x
+
+    def __len__(self) -> int:
+        """The number of rounds."""
+        return len(self.cohorts)
+
+
+class _Engine:
+    def __init__(self, oracles: Sequence[Oracle], seed: int) -> None:
+        self.oracles, self.seed, self.round = oracles, seed, -1
+        self.answers: dict[int, Solution] = {}
+
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[int | str]
+    ) -> Iterator[Reply[Any, Any]]:
+        for i, state in zip(map(int, cohort), states, strict=True):
+            oracle = replace(self.oracles[i], key=(self.seed, self.round, i), round=self.round, answers=[])
+            reply = step(state, down, oracle)
+            if oracle.answers:
+                self.answers[i] = oracle.answers[-1]
+            yield reply
+
+
+def simulate(
+    algorithm: Algorithm[Any, Any, Any],
+    clients: Sequence[Loss],
+    x0: Tensor | Sequence[float] | None = None,
+    rounds: int | None = None,
+    cohorts: Iterable[Iterable[int]] | None = None,
+    solver: Solver | Sequence[Solver] | None = None,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    events: Iterable[tuple[int, int]] | None = None,
+    resume: History | None = None,
+) -> History:
+    """Run ``algorithm`` on clients in closed form and keep every state.
+
+    Args:
+        algorithm: any :class:`~lightning_fed.algorithms.Algorithm`.
+        clients: losses, such as :class:`Quadratic`; client ``i`` is ``clients[i]``.
+        x0: first model; zeros by default, in the precision of the first client.
+        rounds: number of (further) rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
+        cohorts: who takes part in each round, instead of ``rounds``.
+        solver: :class:`Exact` (default) or :class:`GradientDescent`, for so many steps or until a tolerance holds; a
+            list of them for clients who differ.
+        events: asynchronous instead: ``(client, delay)`` of every upload, in the order the server applies them; the
+            client has worked with the model of ``delay`` uploads before, and on nothing else in the meantime.
+        resume: a run to go on from, of the same algorithm, clients and seed; the history of both together is returned.
+
+    >>> from lightning_fed import Quadratic
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> clients = [Quadratic.scalar(1.0, 1.0), Quadratic.scalar(1.0, 3.0)]
+    >>> history = simulate(FedADMM(eta=1.0), clients, cohorts=[{0}, {1}, {0, 1}])
+    >>> [round(float(s.x_bar), 3) for s in history.server]
+    [0.0, 0.5, 2.0, 2.0]
+    """
+    if not clients:
+        raise ValueError("simulate needs at least one client.")
+    if sum(given is not None for given in (rounds, cohorts, events)) != 1:
+        raise ValueError("simulate needs one of rounds=, cohorts= and events=.")
+    if rounds is None and sampler is not None:
+        given = "events" if cohorts is None else "cohorts"
+        raise ValueError(
+            f"simulate got {given}= and sampler=. The sampler draws cohorts for rounds=; give one of them."
+        )
+    n = len(clients)
+    past = History() if resume is None else resume
+    start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
+    delays: list[int] | None = None
+    if events is not None:
+        if algorithm.exchanges_per_round > 1:
+            name, times = type(algorithm).__name__, algorithm.exchanges_per_round
+            raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
+        members, delays = _events(events, past.cohorts)
+        cohorts = [[i] for i in members]
+    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
+    if algorithm.everybody:
+        _check_everybody(algorithm, schedule, n)
+    solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
+    if len(solvers) != n:
+        raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
+    _check_solvers(algorithm, solvers)
+    engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
+    weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
+    store = MemoryStore(fresh=lambda: algorithm.init_client(start))
+    server = algorithm.init_server(start) if resume is None else resume.server[-1]
+    history = History([*past.server], [*past.clients], [*past.cohorts, *schedule], [*past.answers])
+
+    def advance(server: Any, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> Any:
+        outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights, exchanges, down)
+        store.put({i: Memory(state, store[i].visits + 1) for i, state in outcome.states.items()})
+        return outcome.server
+
+    def remember() -> None:
+        history.server.append(server)
+        history.clients.append([store[i].state for i in range(n)])
+
+    if resume is not None:
+        store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
+    else:
+        if algorithm.full_start:
+            server = advance(server, range(n), exchanges=1)
+        remember()
+    for k, cohort in enumerate(schedule, start=len(past)):
+        engine.round, engine.answers = k, {}
+        stale = algorithm.broadcast(history.server[k - delays[k - len(past)]]) if delays else None
+        server = advance(server, cohort, stale)
+        history.answers.append(engine.answers)
+        remember()
+    _warn_of_unreached(history)
+    return history
+
+
+def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
+    if algorithm.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
+        raise ValueError(
+            f"{type(algorithm).__name__} asks for steps, not for a minimiser, so there is nothing to be near."
+            f" Leave until= away. ({algorithm.plain_sgd})"
+        )
+
+
+def _warn_of_unreached(history: History) -> None:
+    answers = [answer for by_client in history.answers for answer in by_client.values()]
+    short = [answer for answer in answers if not answer.reached]
+    if short:
+        warnings.warn(
+            f"{len(short)} of {len(answers)} local solutions did not reach their tolerance: after"
+            f" {max(a.steps for a in short)} steps the local gradient was up to {max(a.residual for a in short):.3g}."
+            " Allow more steps or a looser tolerance; History.answers has them all.",
+            stacklevel=3,
+        )
+
+
+def _events(events: Iterable[tuple[int, int]], past: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    """Clients and delays; upload k read the model after ``k - delay`` uploads, its client's last one among them."""
+    members, delays = [], []
+    uploaded = {i: k for k, cohort in enumerate(past) for i in cohort}
+    for e, (client, delay) in enumerate(events):
+        k = e + len(past)
+        if not is_whole(delay) or not 0 <= delay <= k:
+            raise ValueError(f"events[{e}] has delay {delay!r}; before it there were {k} uploads, so 0 to {k}.")
+        if (last := uploaded.get(client, -1)) >= k - delay:
+            raise ValueError(
+                f"events[{e}] of client {client!r} has delay {delay}, so it began before the client's last upload"
+                f" ({k - last} before it): a client has one job at a time. Its delay can be 0 to {k - last - 1}."
+            )
+        uploaded[client] = k
+        members.append(client)
+        delays.append(delay)
+    return members, delays
+
+
+def _last_model(
+    resume: History, x0: Tensor | Sequence[float] | None, algorithm: Algorithm[Any, Any, Any], n: int
+) -> Tensor:
+    """Where a run goes on; refuse one that is not of this federation."""
+    if x0 is not None:
+        raise ValueError("simulate got x0= and resume=. The run goes on from its last model; leave x0 away.")
+    if not resume.server or len(resume.clients[-1]) != n:
+        known = len(resume.clients[-1]) if resume.server else 0
+        raise ValueError(f"simulate got {n} clients, but resume= is a run of {known}. Give the same clients.")
+    x = resume.x_bar
+    mine = (algorithm.init_server(x), algorithm.init_client(x))
+    for blank, found in zip(mine, (resume.server[-1], resume.clients[-1][0]), strict=True):
+        if type(blank) is not type(found):
+            raise ValueError(
+                f"{type(algorithm).__name__} cannot go on from resume=, which holds {type(found).__module__} states."
+                " Resume with the algorithm that made it."
+            )
+    return x
+
+
+def _check_everybody(algorithm: Algorithm[Any, Any, Any], schedule: Sequence[Sequence[int]], n: int) -> None:
+    for k, cohort in enumerate(schedule):
+        if len(cohort) not in (0, n):
+            raise ValueError(
+                f"{type(algorithm).__name__} needs every client in every round; round {k} has {len(cohort)} of {n}."
+                " Use FedADMM or FedDR for partial participation."
+            )
+
+
+def _start(x0: Tensor | Sequence[float] | None, client: Loss) -> Tensor:
+    b = getattr(client, "b", None)
+    if x0 is None:
+        if not isinstance(b, Tensor):
+            raise ValueError(f"simulate needs x0= for clients of type {type(client).__name__}.")
+        return torch.zeros_like(b)
+    if not isinstance(x0, Tensor) or not x0.is_floating_point():
+        x0 = torch.as_tensor(x0, dtype=b.dtype if isinstance(b, Tensor) else torch.float64)
+    if isinstance(b, Tensor) and x0.shape != b.shape:
+        raise ValueError(f"x0 has shape {tuple(x0.shape)}, the clients' b {tuple(b.shape)}. Give x0 that shape.")
+    return x0
+
+
+def _schedule(
+    n: int, rounds: int | None, cohorts: Iterable[Iterable[int]] | None, sampler: Sampler, seed: int, first: int
+) -> list[list[int]]:
+    if cohorts is None:
+        if not is_whole(rounds) or rounds < 0:
+            raise ValueError(f"rounds must be a whole number >= 0, got {rounds!r}.")
+        sampler.check(n)
+        return [sampler.cohort(n, seed, k) for k in range(first, first + rounds)]
+    schedule = []
+    for k, cohort in enumerate(cohorts):
+        if not isinstance(cohort, Iterable):
+            raise TypeError(f"cohorts[{k}] is {cohort!r}; a cohort is a set or list of clients, such as {{0, 2}}.")
+        members = set(cohort)
+        if unknown := [i for i in members if i not in range(n)]:
+            raise ValueError(f"cohorts[{k}] names client {unknown[0]!r}; clients are 0 to {n - 1}.")
+        schedule.append(sorted(members))
+    return schedule

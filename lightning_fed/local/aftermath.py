@@ -1,0 +1,102 @@
+"""What becomes of the things that a round's visits leave behind beside their replies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_fed.core.algorithm import num_bytes
+from lightning_fed.core.federation import Federation
+from lightning_fed.core.layout import average_buffers
+from lightning_fed.core.memory import ClientId, Cost
+from lightning_fed.core.round import Outcome
+from lightning_fed.local.server_snapshot import Left, Schedule, Workspace
+
+
+def with_average(
+    federation: Federation, outcome: Outcome, workspace: Workspace, left: Mapping[ClientId, Left]
+) -> tuple[Outcome, dict[str, Tensor] | None]:
+    """Average buffers, and parameters that moved untrained, over the clients whose replies arrived; bill their bytes.
+
+    A parameter that moved with some clients only is the server's with the others.
+    """
+    states = {cid: dict(own.state) for cid, own in left.items()}
+    down = num_bytes(federation.buffers)
+    up = {cid: num_bytes(states[cid]) if cid in outcome.states else 0 for cid in outcome.costs}
+    costs = {cid: cost + Cost(down, up[cid]) for cid, cost in outcome.costs.items()}
+    outcome = replace(outcome, costs=costs)
+    arrived = {cid: states[cid] for cid in outcome.states}
+    if not any(arrived.values()):
+        return outcome, None
+    moved = {name for state in arrived.values() for name in state}.intersection(workspace.state.parameters)
+    server = {name: workspace.state.parameters[name] for name in moved}
+    return outcome, average_buffers((federation.weights[cid], {**server, **state}) for cid, state in arrived.items())
+
+
+def advanced(workspace: Workspace, left: Collection[Left], restart: bool) -> tuple[Schedule, int]:
+    """Where the server's schedules stand after a round, and by how many steps local time advances.
+
+    Learning rates are those at the end of the longest visit; schedulers by step go on from there to the T-th step.
+    With manual optimisation the number of steps is that of the longest visit: it is the module's to decide.
+    """
+    trainer, before = workspace.trainer, workspace.schedule
+    rounds: Any = trainer.fit_loop.epoch_loop
+    clock, loop = rounds.clock, rounds.client_loop
+    longest = max(left, key=lambda own: own.batches, default=workspace.unchanged)
+    manual = longest.batches > 0 and not trainer.lightning_module.automatic_optimization
+    steps = longest.steps if manual else clock.steps
+    if restart:
+        return before, steps
+    schedule = before.scheduled_by(longest.schedule)
+    if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
+        workspace.reset()
+        schedule.install(trainer)
+        loop.finish_schedules(longest.batches)
+        schedule = Schedule.of(trainer)
+    return schedule, steps
+
+
+class AttributeWarnings:
+    """Warns once of every attribute that visits change, or that cannot be restored between them."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def not_copied(self, workspace: Workspace) -> None:
+        for name, reason in workspace.state.attributes.not_copied.items():
+            self._warn(
+                name,
+                f"The attribute {described(workspace.module, name)} cannot be copied ({reason}). What one visit does"
+                " to it reaches the next one. Replies are right as long as training does not depend on it.",
+            )
+
+    def dropped(self, workspace: Workspace, left: Collection[Left]) -> None:
+        for changes in (own.changes for own in left):
+            for name in changes.names:
+                short = name.rpartition(".")[2]
+                remedy = f'To keep it, register a buffer: self.register_buffer("{short}", ...).'
+                if name in changes.streams:
+                    remedy = (
+                        "Draw from torch's own generator instead, which is seeded by round and client, or keep the"
+                        " generator's state in a buffer (self.register_buffer)."
+                    )
+                self._warn(
+                    name,
+                    f"Training changes the attribute {described(workspace.module, name)}. Every visit starts from the"
+                    f" module as it was at the beginning of the round, so the change is dropped. {remedy}",
+                )
+
+    def _warn(self, name: str, text: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            warnings.warn(text, stacklevel=4)
+
+
+def described(module: nn.Module, name: str) -> str:
+    """An attribute by its name, the class of the part that has it, and where that part is."""
+    path, _, key = name.rpartition(".")
+    return f"{key} of {type(module.get_submodule(path)).__name__}" + (f" ({path})" if path else "")

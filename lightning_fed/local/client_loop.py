@@ -1,0 +1,311 @@
+"""One client's turn: its local batches through the trainer's module."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import seed_global, torch_generator
+from lightning_fed.data.batches import cut_visit, limited, limited_visit, orders_of
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.loading import counted
+from lightning_fed.data.sampled import sampled_batches
+from lightning_fed.local.certificate import Certificate, Exactness
+from lightning_fed.local.steps.hookless import LeanStep, why_not
+from lightning_fed.local.steps.in_place import FusedStep, is_possible
+from lightning_fed.trainer.hooks import listening
+from lightning_fed.trainer.private import (
+    SIGTERMException,
+    _Loop,
+    batch_size_of,
+    call_module_hook,
+    call_strategy_hook,
+    is_overridden,
+    is_param_in_hook_signature,
+)
+
+if TYPE_CHECKING:
+    from lightning_fed.core.algorithm import Question
+    from lightning_fed.local.solver import AugmentedGradient
+    from lightning_fed.server import FederatedServer
+
+
+@dataclass
+class Visit:
+    """One client's turn in a round, and how far it has come.
+
+    ``question`` is what it was last asked to minimise, ``certificate`` how exact it is under a tolerance; None if not.
+    """
+
+    round: int
+    client: ClientId
+    position: int
+    cohort: int
+    step: int = 0
+    optimizer_steps: int = 0
+    planned: int = 0
+    work: float = 1.0
+    loss: torch.Tensor | None = None
+    question: Question | None = None
+    certificate: Exactness | None = None
+
+
+def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
+    """A batch on its way to the device, through the module's and the datamodule's transfer hooks."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+
+
+def visit_loaders(
+    trainer: pl.Trainer, server: FederatedServer, visit: Visit, *, seed: bool = True
+) -> Iterator[tuple[Any, int]]:
+    """The loader of each local epoch of a visit, and how many of its batches are due; sets ``visit.planned``.
+
+    ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
+    """
+    data: Any = trainer.datamodule
+    overridden = is_overridden("client_dataloader", data, FederatedDataModule)
+    for epoch, loader_and_count in enumerate((_own_loaders if overridden else _loaders)(trainer, server, visit)):
+        if seed:
+            seed_global(server.seed, visit.round, visit.client, epoch)
+        yield loader_and_count
+
+
+def planned_steps(trainer: pl.Trainer, server: FederatedServer, cid: ClientId) -> int:
+    """The batches of a visit of this client."""
+    visit = Visit(0, cid, 0, 1)
+    next(visit_loaders(trainer, server, visit, seed=False))
+    return visit.planned
+
+
+def most_batches(trainer: pl.Trainer, server: FederatedServer) -> int:
+    """The batches of the longest visit that any client of the federation may have."""
+    data: Any = trainer.datamodule
+    if server.local_steps:
+        return planned_steps(trainer, server, data.client_ids[0])
+    if data.sampler is not None or is_overridden("client_dataloader", data, FederatedDataModule):
+        return max(planned_steps(trainer, server, cid) for cid in data.client_ids)
+    sizes = {data.num_examples(cid) for cid in data.client_ids}
+    return max(cut_visit(trainer, server, n, data.batch_size, data.drop_last, 1.0).steps for n in sizes)
+
+
+def _loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """Loaders of batches that are cut here, alike for every engine."""
+    data: Any = trainer.datamodule
+    own_order = data.sampler is not None and not trainer.overfit_batches  # which takes samples as they are stored
+    epochs = (sampled_batches if own_order else _shuffled_batches)(trainer, server, visit)
+    visit.planned = sum(map(len, epochs))
+    for epoch, batches in enumerate(epochs):
+        yield data.batches_dataloader(visit.client, batches, _generator(server, visit, epoch)), len(batches)
+
+
+def _shuffled_batches(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> list[list[torch.Tensor]]:
+    """The batches of each local epoch of a visit, as docs/draws.md specifies them."""
+    data: Any = trainer.datamodule
+    samples, cid = data.num_examples(visit.client), visit.client
+    cut = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, visit.work)
+    (order,) = orders_of(trainer, server.seed, visit.round, [cid], [samples], [cut])
+    rows, sizes = torch.from_numpy(cut.rows(order)), cut.sizes().tolist()
+    batches = [own[:size] for own, size in zip(rows, sizes, strict=True)]
+    return [batches[first:last] for first, last in pairwise([*cut.first_steps(), cut.steps])]
+
+
+def _own_loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """The user's own loader, made anew for every epoch."""
+    data: Any = trainer.datamodule
+    epoch = done = 0
+    while epoch == 0 or done < visit.planned:
+        generator = _generator(server, visit, epoch)
+        loader = data.client_dataloader(visit.client, generator, shuffle=not trainer.overfit_batches)
+        if len(loader) < 1:
+            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
+        length = limited(trainer.limit_train_batches, len(loader)) if trainer.overfit_batches else len(loader)
+        if epoch == 0:
+            steps, epochs = server.local_steps or 0, server.local_epochs or 1
+            due = max(1, int(visit.work * steps)) if steps else max(1, int(visit.work * epochs)) * length
+            visit.planned = limited_visit(trainer, due)
+        count = min(length, visit.planned - done)
+        yield loader, count
+        done += count
+        epoch += 1
+
+
+def _generator(server: FederatedServer, visit: Visit, epoch: int) -> torch.Generator:
+    """One for each local epoch: a draw never depends on what was drawn before it."""
+    return torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
+
+
+class ClientLoop(_Loop):
+    """Local work of one client: batches through Lightning's automatic or manual optimisation, or the lean step."""
+
+    def __init__(self, trainer: pl.Trainer, server: FederatedServer) -> None:
+        super().__init__(trainer)
+        self.server = server
+        self.question: AugmentedGradient | None = None
+        self.stepping = True
+        self._lean: LeanStep | None = None
+        self._began: int | None = None  # steps of the optimisers when the visit began
+
+    @property
+    def visiting(self) -> bool:
+        return self.question is not None
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps of the optimisers in this visit; 0 outside a visit."""
+        return 0 if self._began is None else self.trainer.fit_loop.epoch_loop.optimizer_steps - self._began
+
+    def run(self, visit: Visit, question: AugmentedGradient) -> tuple[float, int]:
+        """Mean loss (nan where the module reports none) and number of batches of one visit."""
+        module, rounds = self.trainer.lightning_module, self.trainer.fit_loop.epoch_loop
+        self.question, self._began = question, rounds.optimizer_steps
+        self._wants_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self._lean = self._step_without_hooks(question)
+        visit.step, visit.optimizer_steps, visit.loss = 0, 0, None
+        try:
+            with rounds.clock.turned(True):
+                mean = self._run(visit)
+        finally:
+            visit.optimizer_steps = self.steps_taken
+            self.question = self._began = rounds.clock.batch_idx = None
+            rounds.batch_progress.is_last_batch = True  # of the round, whose only batch this was
+        if not math.isfinite(mean) and visit.loss is not None:
+            raise FloatingPointError(
+                f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
+                " rate, clip gradients, or look at this client's data."
+            )
+        return mean, visit.step
+
+    def _run(self, visit: Visit) -> float:
+        """The mean loss over the samples of a visit."""
+        listeners = listening(self.trainer, "on_client_step")
+        total, examples = None, 0
+        for batch_idx, last, batch, samples in self._batches(visit):
+            loss, size, go_on = self._advance(batch, samples, batch_idx, last)
+            visit.step += go_on
+            if loss is not None:
+                visit.loss = loss
+                total = loss * size if total is None else total + loss * size
+                examples += size
+            if listeners:
+                self._tell(listeners, visit)
+            if self.trainer.received_sigterm:
+                raise SIGTERMException
+            if not go_on:
+                break
+        return float("nan") if total is None else float(total / examples)
+
+    def _tell(self, listeners: list[Any], visit: Visit) -> None:
+        """Callbacks count rounds, whatever the module counts."""
+        progress, clock = self.trainer.fit_loop.epoch_loop.batch_progress, self.trainer.fit_loop.clock
+        last, progress.is_last_batch = progress.is_last_batch, True
+        with clock.turned(False):
+            for callback in listeners:
+                callback.on_client_step(self.trainer, self.trainer.lightning_module, visit)
+        progress.is_last_batch = last
+
+    def _step_without_hooks(self, question: AugmentedGradient) -> LeanStep | None:
+        if why_not(self.trainer, self.server) is not None:
+            return None
+        if question.plain and is_possible(self.trainer):
+            return FusedStep(self.trainer, question, self._wants_index)
+        return LeanStep(self.trainer, question, self._wants_index)
+
+    def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any, int | None]]:
+        """Batches of the visit: index, whether a step is due after it at the latest, batch, samples if known."""
+        done = 0
+        for loader, count in visit_loaders(self.trainer, self.server, visit):
+            for batch_idx, (batch, samples) in zip(range(done, done + count), counted(loader), strict=False):
+                yield batch_idx, batch_idx == visit.planned - 1, batch, samples
+            done += count
+            if isinstance(visit.certificate, Certificate) and visit.certificate.renew():
+                return
+
+    def _advance(
+        self, batch: Any, samples: int | None, batch_idx: int, last: bool
+    ) -> tuple[torch.Tensor | None, int, bool]:
+        trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
+        results = rounds._results
+        rounds.clock.batch_idx, rounds.batch_progress.is_last_batch = batch_idx, last
+        batch = move_batch(trainer, batch) if self._lean is None else trainer.precision_plugin.convert_input(batch)
+        trainer._logger_connector.on_batch_start(batch)
+        results.batch_size = samples  # the weight of what is logged; where it is unknown, Lightning looks at the batch
+        self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            return None, 0, False
+        output = self._hooked(batch, batch_idx) if self._lean is None else self._without_hooks(batch, batch_idx)
+        if self.stepping:
+            self.step_schedulers(batch_idx)
+        if self._lean is None:
+            call_module_hook(trainer, "on_train_batch_end", output, batch, batch_idx)
+        results.batch = results.batch_size = None
+        loss = output.get("loss")
+        if loss is None:
+            return None, 0, True
+        return loss.detach(), batch_size_of(batch) if samples is None else samples, True
+
+    def _without_hooks(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        assert self._lean is not None
+        output = self._lean(batch, batch_idx)
+        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.increment_completed()
+        return output
+
+    def _hooked(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        assert self.question is not None
+        assert self._began is not None
+        before = self.steps_taken
+        self.question.before_batch(batch, batch_idx)
+        output = self._optimize(batch, batch_idx)
+        if self.stepping and self.trainer.optimizers:
+            steps = self.steps_taken - before
+            self._began += steps  # where the batch's gradient is asked for once more, it is at the same time
+            self.question.after_step(self.trainer.optimizers[0])
+            self._began -= steps
+        return output
+
+    def _optimize(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        trainer = self.trainer
+        rounds = trainer.fit_loop.epoch_loop
+        kwargs = OrderedDict(batch=batch, batch_idx=batch_idx) if self._wants_index else OrderedDict(batch=batch)
+        if not trainer.lightning_module.automatic_optimization:
+            return dict(rounds.manual_optimization.run(kwargs))
+        output = dict(rounds.automatic_optimization.run(trainer.optimizers[0], batch_idx, kwargs))
+        if "loss" in output:
+            output["loss"] = output["loss"] * trainer.accumulate_grad_batches
+        return output
+
+    def step_schedulers(self, batch_idx: int) -> None:
+        """Step schedulers with interval "step", which is due after every local step."""
+        trainer = self.trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return
+        for config in trainer.lr_scheduler_configs:
+            if config.interval == "step" and (batch_idx + 1) % config.frequency == 0:
+                monitor = trainer.callback_metrics.get(str(config.monitor)) if config.reduce_on_plateau else None
+                if monitor is not None or not config.reduce_on_plateau:
+                    call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
+
+    def finish_schedules(self, done: int) -> None:
+        """Step schedulers as in the rest of the T batches of a visit that had ``done`` of them; nothing is trained."""
+        trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
+        every, clock = trainer.accumulate_grad_batches, rounds.clock
+        for optimizer in trainer.optimizers:
+            vars(optimizer)["_opt_called"] = True  # schedulers warn where no step was taken
+        try:
+            with clock.turned(True):
+                for batch_idx in range(done, clock.batches):
+                    if batch_idx == clock.batches - 1 or (batch_idx + 1) % every == 0:
+                        clock.batch_idx = batch_idx
+                        self._began = rounds.optimizer_steps - (batch_idx // every + 1)
+                        self.step_schedulers(batch_idx)
+        finally:
+            self._began = clock.batch_idx = None

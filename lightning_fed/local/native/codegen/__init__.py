@@ -1,0 +1,1 @@
+"""Write the recorded step of a small model in C."""

@@ -1,0 +1,107 @@
+"""Passes over the weight of a large linear layer, in C: forwards, for the gradient of its inputs, and for the step.
+
+Torch's own operators go over the weight seven times, and a small batch waits for memory only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.local.native.threads import spread
+
+#: Samples of a batch, filled up with samples that are zero; larger batches are better off with torch.
+BATCHES = (1, 2, 4, 8)
+#: Columns and rows that are handed to a thread are multiples of this.
+SHARE = 64
+
+_BUILT = "lightning_fed.local.native._linear"
+_NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+
+
+def is_possible(weight: Tensor, inputs: Tensor) -> bool:
+    """Whether a batch of this size is worth it, and all is where C finds it."""
+    plain = weight.device.type == "cpu" and weight.is_contiguous() and weight.dtype == inputs.dtype
+    return plain and weight.dtype in _NUMBERS and 0 < len(inputs) <= BATCHES[-1] and why_not() is None
+
+
+@cache
+def why_not() -> str | None:
+    """Why torch's own operators have to do; None if nothing stands in the way."""
+    if find_spec(_BUILT) is None:
+        return "the package was installed without a C compiler"
+    try:
+        _check()
+    except (OSError, AttributeError, AssertionError) as error:
+        return f"what the C compiler made does not work: {error}"
+    return None
+
+
+def forward(weight: Tensor, x: Tensor) -> Tensor:
+    """``x @ weight.T``."""
+    x, batch = _filled(x), len(x)
+    rows, columns = weight.shape
+    y = x.new_empty(len(x), rows)
+    call = _function("forward", weight.dtype)
+    spread(lambda first, last: call(*_at(weight, x, y), len(x), columns, rows, first, last), rows, SHARE)
+    return y if len(y) == batch else y[:batch]
+
+
+def backward(weight: Tensor, slopes: Tensor) -> Tensor:
+    """``slopes @ weight``."""
+    slopes, batch = _filled(slopes), len(slopes)
+    rows, columns = weight.shape
+    dx = slopes.new_zeros(len(slopes), columns)
+    call = _function("backward", weight.dtype)
+    tensors = _at(weight, slopes, dx)
+    spread(lambda first, last: call(*tensors, len(slopes), columns, rows, first, last), columns, SHARE)
+    return dx[:batch]
+
+
+def move(weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep: float, pull: float, lr: float) -> None:
+    """The weight becomes ``keep * weight + pull * target - lr * slopes.T @ x``."""
+    x, slopes = _filled(x), _filled(slopes)
+    rows, columns = weight.shape
+    tensors = _at(weight, weight if target is None else target, x, slopes)
+    sizes, numbers = (len(x), columns, rows), (keep, 0.0 if target is None else pull, lr)
+    call = _function("move", weight.dtype)
+    spread(lambda first, last: call(*tensors, *sizes, first, last, *numbers), columns, SHARE)
+    torch.autograd.graph.increment_version(weight)  # whoever kept the weight for a backward of its own hears of it
+
+
+def _filled(rows: Tensor) -> Tensor:
+    size = next(size for size in BATCHES if size >= len(rows))
+    if size == len(rows):
+        return rows.contiguous()
+    return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
+
+
+def _at(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+@cache
+def _function(name: str, dtype: torch.dtype) -> Any:
+    library = ctypes.CDLL(str(getattr(find_spec(_BUILT), "origin", None)))
+    function = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
+    tensors, numbers = (4, 3) if name == "move" else (3, 0)
+    function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * 5 + [_NUMBERS[dtype]] * numbers
+    function.restype = None
+    return function
+
+
+def _check() -> None:
+    """Compare with torch what has been built on another machine, perhaps."""
+    for dtype in _NUMBERS:
+        weight, target = (torch.linspace(-1, 1, 7 * 37, dtype=dtype).sin().view(7, 37) * k for k in (1, 2))
+        x, slopes = (torch.linspace(0, 3, 3 * n, dtype=dtype).cos().view(3, n) for n in (37, 7))
+        expected = x @ weight.t(), slopes @ weight, 0.9 * weight + 0.1 * target - 0.5 * slopes.t() @ x
+        found = forward(weight, x), backward(weight, slopes), weight
+        move(weight, target, x, slopes, 0.9, 0.1, 0.5)
+        for ours, theirs in zip(expected, found, strict=True):
+            torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,160 @@
+"""The trainer's module, optimisers and schedulers as the server left them, lent to one client after another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fed.trainer.module_state import Changes, ModuleState
+
+#: Settings of optimisers that schedules set. Others, such as an optimiser's own counters, belong to its memory.
+SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Where learning rates and other settings of optimisers stand: groups by optimiser, states of schedulers."""
+
+    groups: list[list[dict[str, Any]]]
+    schedulers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, trainer: pl.Trainer) -> Schedule:
+        groups = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        return cls(groups, [copy.deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs])
+
+    def scheduled_by(self, visit: Schedule) -> Schedule:
+        """The same with the settings that schedules set, as a visit left them."""
+        pairs = zip(self.groups, visit.groups, strict=True)
+        groups = [[_scheduled(*pair) for pair in zip(old, new, strict=True)] for old, new in pairs]
+        return Schedule(groups, visit.schedulers)
+
+    def install(self, trainer: pl.Trainer) -> None:
+        for optimizer, groups in zip(trainer.optimizers, self.groups, strict=True):
+            for group, saved in zip(optimizer.param_groups, groups, strict=True):
+                for key in group.keys() - saved.keys() - {"params"}:
+                    del group[key]
+                group.update(_copied(saved))
+        for config, state in zip(trainer.lr_scheduler_configs, self.schedulers, strict=True):
+            config.scheduler.load_state_dict(copy.deepcopy(state))
+
+
+@dataclass(frozen=True, eq=False)
+class Left:
+    """What a visit leaves behind beside its reply.
+
+    ``state`` are its buffers, and parameters that are not trained but moved; ``steps`` the optimiser's steps.
+    """
+
+    state: Mapping[str, Tensor]
+    changes: Changes
+    schedule: Schedule
+    batches: int
+    steps: int
+
+
+class Workspace:
+    """A snapshot of everything a visit may change, taken before the first visit of a round.
+
+    All parameters are restored between clients, not only the trained ones, all buffers and all plain attributes: a
+    reply must not depend on who was visited before. Optimisers start every visit without memory, schedulers where the
+    server left them.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self.trainer, self.module = trainer, trainer.lightning_module
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self.state = ModuleState(self.module, [*trainer.optimizers, *schedulers])
+        self.schedule = Schedule.of(trainer)
+        self._optimizers = [(optimizer, _memory(optimizer)) for optimizer in trainer.optimizers]
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The server's buffers."""
+        return self.state.buffers
+
+    def reset(self, state: Mapping[str, Tensor] | None = None) -> None:
+        """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
+        for p in self.module.parameters():
+            p.grad = None
+        self.state.restore(state)
+        for optimizer, memory in self._optimizers:
+            optimizer.state.clear()
+            optimizer.state.update({p: _copied(own) for p, own in memory.items()})
+        self.schedule.install(self.trainer)
+
+    @cached_property
+    def unchanged(self) -> Left:
+        """What a visit leaves behind that changes nothing but its parameters."""
+        return Left(self.buffers, Changes({}, []), self.schedule, 0, 0)
+
+    def left(self, batches: int, steps: int, given: Sequence[str] = ()) -> Left:
+        """What the visit that has just ended leaves behind; ``given`` are attributes that it did not set itself."""
+        changes = self.state.attributes.changes()
+        changes = replace(changes, names=[name for name in changes.names if name not in given])
+        return Left(self.state.moved(), changes, Schedule.of(self.trainer), batches, steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The module's state dict with the server's tensors, for a checkpoint that is taken while a client works."""
+        now = self.module.state_dict(keep_vars=True)
+        server = self.state.parameters
+        parameters = {id(p): server[name] for name, p in self.module.named_parameters()}  # aliases share an id
+        mine = {key: parameters.get(id(value), self.buffers.get(key)) for key, value in now.items()}
+        return {key: now[key] if value is None else value.clone() for key, value in mine.items()}
+
+    def server_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the server's optimisers and schedulers into a checkpoint that is taken while a client works."""
+        saved_states = checkpoint.get("optimizer_states", [])
+        for (optimizer, memory), groups, saved in zip(
+            self._optimizers, self.schedule.groups, saved_states, strict=True
+        ):
+            index = {p: i for i, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+            saved["state"] = {index[p]: _copied(own) for p, own in memory.items()}
+            for group, kept in zip(saved["param_groups"], groups, strict=True):
+                group.update(_copied(kept))
+        if "lr_schedulers" in checkpoint:
+            checkpoint["lr_schedulers"] = copy.deepcopy(self.schedule.schedulers)
+
+
+@contextmanager
+def saving_the_server(trainer: pl.Trainer, workspace: Workspace) -> Iterator[None]:
+    """While it lasts, checkpoints hold the server's weights and count rounds, even those taken while a client works."""
+    loop: Any = trainer.fit_loop
+    connector, clock = trainer._checkpoint_connector, loop.clock
+    dump = connector.dump_checkpoint
+
+    def counting_rounds(*args: Any, **kwargs: Any) -> Any:
+        with clock.turned(False):
+            return dump(*args, **kwargs)
+
+    vars(trainer.strategy)["lightning_module_state_dict"] = workspace.state_dict
+    vars(connector)["dump_checkpoint"] = counting_rounds
+    try:
+        yield
+    finally:
+        vars(trainer.strategy).pop("lightning_module_state_dict", None)
+        vars(connector).pop("dump_checkpoint", None)
+
+
+def _scheduled(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {**old, **{key: new[key] for key in SCHEDULED if key in new}}
+
+
+def _memory(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+    return {p: _copied(state) for p, state in optimizer.state.items()}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return _copied({key: value for key, value in group.items() if key != "params"})
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in values.items()}

@@ -1,0 +1,1 @@
+"""Local steps of many clients at once, as one stack of models."""

@@ -1,0 +1,132 @@
+"""What the steps of a stack of clients log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+    MulticlassSpecificity,
+    MulticlassStatScores,
+)
+
+from lightning_fed.local.stacked.pure_step import Outline
+
+#: Metrics whose states are sums over samples: one update with many batches is as good as one with each. (Metrics of
+#: binary and of several labels are not among them: they look at a whole batch to tell probabilities from scores.)
+ADDITIVE = (
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassPrecision,
+    MulticlassRecall,
+    MulticlassSpecificity,
+    MulticlassStatScores,
+    MeanAbsoluteError,
+    MeanSquaredError,
+)
+
+
+def is_additive(metric: Metric) -> bool:
+    """Whether a metric, of exactly such a type, keeps nothing but sums over samples."""
+    return type(metric) in ADDITIVE and getattr(metric, "multidim_average", "global") == "global"
+
+
+@dataclass(frozen=True, eq=False)
+class _Noted:
+    """What K steps noted, on batches of one size: whose they are, which of their visits' steps, tensors (K, ...)."""
+
+    outline: Outline
+    clients: NDArray[Any]
+    steps: NDArray[Any]
+    size: int
+    values: list[Tensor]
+
+
+class StepLog:
+    """What the steps of a stack logged, handed to Lightning once per stack.
+
+    Each batch counts with the ``batch_size`` that it was logged with, and is reduced by its ``reduce_fx``. Metrics are
+    updated batch by batch, one client after another, unless they are sums over samples.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[_Noted] = []
+
+    def note(
+        self, outline: Outline, clients: NDArray[Any], steps: NDArray[Any], size: int, values: Sequence[Tensor]
+    ) -> None:
+        """Keep a copy of what steps noted: the next batches take the place of these in memory."""
+        if outline.logged or outline.updates:
+            self._noted.append(_Noted(outline, clients, steps, size, [value.clone() for value in values]))
+
+    def replay(self, trainer: pl.Trainer) -> None:
+        module = trainer.lightning_module
+        module._current_fx_name = "training_step"
+        for metric in {id(m): m for noted in self._noted for m, _ in noted.outline.updates}.values():
+            self._update(metric)
+        for name in {name: None for noted in self._noted for name in noted.outline.logged}:
+            self._log(module, name)
+
+    def _log(self, module: pl.LightningModule, name: str) -> None:
+        mine = [noted for noted in self._noted if name in noted.outline.logged]
+        entry = mine[0].outline.logged[name]
+        if isinstance(entry.known, Metric):
+            return module.log(name, entry.known, batch_size=1, **entry.kwargs)
+        values = torch.cat([_values(noted, name) for noted in mine])
+        sizes = torch.cat([torch.full((len(n.clients),), _batch_size(n, name), dtype=torch.float64) for n in mine])
+        reduced = {
+            "mean": (values * sizes).sum() / sizes.sum(),
+            "sum": values.sum(),
+            "min": values.min(),
+            "max": values.max(),
+        }
+        module.log(name, float(reduced[entry.reduction]), batch_size=int(sizes.sum()), **entry.kwargs)
+
+    def _update(self, metric: Metric) -> None:
+        numbered = [(noted, enumerate(_arguments(noted, metric))) for noted in self._noted]
+        calls = [(noted, number, args) for noted, each in numbered for number, args in each]
+        if is_additive(metric) and all(arg.ndim > 1 for _, _, args in calls for arg in args):
+            for _, _, args in calls:
+                metric.update(*(arg.flatten(0, 1).clone() for arg in args))
+            return
+        singly = (
+            (int(client), int(step), number, [arg[k].clone() for arg in args])  # metrics do not live in inference mode
+            for noted, number, args in calls
+            for k, (client, step) in enumerate(zip(noted.clients, noted.steps, strict=True))
+        )
+        for _, _, _, args in sorted(singly, key=lambda call: call[:3]):
+            metric.update(*args)
+
+
+def _values(noted: _Noted, name: str) -> Tensor:
+    """What K steps logged by this name, in float64 on the CPU."""
+    entries = noted.outline.logged
+    if (known := entries[name].known) is not None:
+        return torch.full((len(noted.clients),), float(known), dtype=torch.float64)
+    return noted.values[[key for key in entries if entries[key].known is None].index(name)].double().cpu()
+
+
+def _batch_size(noted: _Noted, name: str) -> int:
+    given = noted.outline.logged[name].batch_size
+    return noted.size if given is None else given
+
+
+def _arguments(noted: _Noted, metric: Metric) -> Iterable[list[Tensor]]:
+    """The arguments (K, ...) of each update of a metric."""
+    at = sum(entry.known is None for entry in noted.outline.logged.values())
+    for updated, count in noted.outline.updates:
+        if updated is metric:
+            yield noted.values[at : at + count]
+        at += count

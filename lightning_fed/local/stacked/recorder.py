@@ -1,0 +1,149 @@
+"""Functions of stacked tensors, recorded once and replayed with little Python; in C where that is wanted."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lightning_fed.local.native.codegen.program import Steps
+from lightning_fed.local.stacked.phases import Parts
+from lightning_fed.local.stacked.simplify import is_pure, simplified
+
+Numbers = NDArray[np.int64]
+
+log = logging.getLogger(__name__)
+
+#: Recorded functions that are kept.
+KEPT = 64
+#: Clients and steps that are compared with what was recorded.
+FEW = 3
+
+Graph = Callable[..., Sequence[Tensor]]
+
+
+class Graphs:
+    """Recorded functions by the shapes of their inputs, and C code that is made of them."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Hashable, Parts] = {}
+        self._in_c: dict[Hashable, Steps | None] = {}
+
+    def parts(self, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
+        """A step for parameters, shared tensors and data of this shape."""
+        whole = tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
+        if whole not in self._parts:
+            # plain tensors: those made in inference mode cannot be differentiated
+            with torch.inference_mode(False), torch.no_grad():
+                _keep(self._parts, whole, _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs]))
+        return self._parts[whole]
+
+    def in_c(
+        self,
+        key: Hashable,
+        function: Graph,
+        lengths: Numbers,
+        client: Sequence[Tensor],
+        shared: Sequence[Tensor],
+        varying: Sequence[Tensor],
+    ) -> Steps | None:
+        """All steps of all clients at once, as :class:`Steps` takes them; None if there is no such code.
+
+        The first steps of the first clients are compared with the function's.
+        """
+        examples = [*(t[0] for t in client), *shared, *(t[0] for t in varying)]  # however they lie in memory
+        whole = key, len(client), len(shared), tuple((t.shape, t.dtype) for t in examples)
+        if whole not in self._in_c:
+            with torch.inference_mode(False), torch.no_grad():
+                _keep(self._in_c, whole, _in_c(function, lengths, client, shared, varying))
+        return self._in_c[whole]
+
+
+def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Keep a value beside the latest others; the oldest goes."""
+    while len(made) >= KEPT:
+        del made[next(iter(made))]
+    made[key] = value
+
+
+def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+    counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
+    recorded = make_fx(function)(*flat)
+    try:
+        whole = copy.deepcopy(recorded) if is_pure(recorded.graph) else make_fx(functionalize(function))(*flat)
+        parts = Parts(simplified(whole, flat), counts)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")
+            _compare(parts, recorded, *inputs)
+    except Exception as error:
+        log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        return Parts(recorded, counts, apart=False)
+    return parts
+
+
+def _compare(
+    parts: Parts, recorded: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+) -> None:
+    """Two steps in parts and as a whole."""
+    steps = [data, [part.flip(0) for part in data]]
+    expected = [recorded(*params, *shared, *step) for step in steps]
+    prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
+    views, fed = parts.views(*params), parts.fed(prepared)
+    found = [parts.step(*views, *shared, *(part[t] for part in fed)) for t in range(2)]
+    left = [torch.stack(pair) for pair in list(zip(*found, strict=True))[1:]]
+    rest = parts.after(left, shared, prepared)
+    for t in range(2):
+        for ours, theirs in zip([found[t][0], *(part[t] for part in rest)], expected[t], strict=True):
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def _in_c(
+    function: Graph, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+) -> Steps | None:
+    own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
+    begins = np.cumsum(lengths) - lengths
+    steps = [[part[at : at + count].clone() for part in varying] for at, count in zip(begins, few, strict=False)]
+    try:
+        examples = [rows[:1] for rows in own], [_copy(t) for t in shared], [part[0] for part in steps[0]]
+        code = Steps(function, *examples)
+        expected = [_one_by_one(function, [t[[i]] for t in own], shared, part) for i, part in enumerate(steps)]
+        found = [*code(own, shared, [torch.cat(part) for part in zip(*steps, strict=True)], few), own[0]]
+        torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
+    except Exception as error:  # no code, no compiler, other numbers, or whatever torch's tracing refuses
+        reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        log.info("Local steps are not written in C: %s", reason)
+        return None
+    return code
+
+
+def _one_by_one(
+    function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+) -> list[Tensor]:
+    """Results (T, ...) of one client's steps, and where they led."""
+    x, *rest = client
+    results = []
+    for own in zip(*varying, strict=True):
+        x, *left = function(x, *rest, *shared, *own)
+        results.append(left)
+    return [*(torch.stack(part) for part in zip(*results, strict=True)), x]
+
+
+def _shapes(tensors: Sequence[Tensor]) -> Hashable:
+    return tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With the same strides, also where they are 0."""
+    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+    twin[once] = tensor[once]
+    return twin

@@ -1,0 +1,413 @@
+"""Local work of many clients at once: one training step of a stack is one pass through a recorded graph."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fed.core.algorithm import StepMap
+from lightning_fed.core.layout import Layout
+from lightning_fed.local.native.codegen.matmul import LANES
+from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
+from lightning_fed.local.stacked.log import StepLog
+from lightning_fed.local.stacked.phases import Parts
+from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
+from lightning_fed.local.stacked.recorder import Graph, Graphs
+from lightning_fed.local.stacked.stack import Direction, Stack, is_plain, power_of_two, rounded, stacked_optimizer
+from lightning_fed.trainer.private import SIGTERMException
+
+Numbers = NDArray[np.int64]
+
+#: Clients whose short batches of one size are computed together.
+SHORT_STACK = 8
+
+
+class StackedLocal:
+    """Answers the questions of many clients together, by the steps of the trainer's module.
+
+    Args:
+        layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
+        full_batch: samples of a full batch. Steps on full batches can be written in C.
+        frequent: sizes of short batches, each with the kind of its samples, that are met often enough to be recorded.
+            Steps on others are taken by one client at a time: to record them would take longer.
+        in_c: write steps in C, as far as they can be.
+        threads: that share clients whose steps are written in C, if torch has not more.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        layout: Layout,
+        full_batch: int,
+        frequent: Collection[Hashable] = (),
+        in_c: bool = False,
+        threads: int = 1,
+    ) -> None:
+        self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
+        self.frequent = frequent
+        context = trainer.precision_plugin.train_step_context
+        self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
+        self.graphs = Graphs()
+        self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
+        self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
+        self.given_up = False
+        self.alike = True  # as long as all clients of a stack are known to do the same
+
+    def give_up(self, error: Exception) -> None:
+        """Stop stacking from the next round on: clients that work one by one did not work as a stack."""
+        if not self.given_up:
+            self.given_up = True
+            warnings.warn(
+                f"Clients cannot be trained side by side: {type(error).__name__}: {error}. From here on they are"
+                " trained one by one.",
+                stacklevel=2,
+            )
+
+    def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
+        log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        plans = [plan.transformed() for plan in plans]
+        stacks = self._stacks(plans)
+        x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
+        for ids in stacks:
+            whole = len(stacks) == 1
+            own = questions if whole else questions.of_some(ids)
+            size = max(plans[i].batch_size for i in ids)
+            found, own_losses = _Run(self, own, [plans[i].widened(size) for i in ids], ids, log).go()
+            x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
+            for i, loss in zip(ids, own_losses, strict=True):
+                losses[i] = loss
+        vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
+        return Answers(questions, x, losses, lr, log)
+
+    def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
+        """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for i, plan in enumerate(plans):
+            recorded = self.is_recorded(plan.batch_size, plan.samples)
+            groups[plan.shape if recorded else (kind_of(plan.tensors), plan.samples)].append(i)
+        stacks = []
+        for ids in groups.values():
+            short = plans[ids[0]].batch_size != self.full_batch and self.is_recorded(
+                plans[ids[0]].batch_size, plans[ids[0]].samples
+            )
+            width = SHORT_STACK if short else len(ids)
+            stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
+        return stacks
+
+    def is_recorded(self, size: int, samples: Hashable) -> bool:
+        """Whether steps on batches of this size are recorded."""
+        return size == self.full_batch or (size, samples) in self.frequent
+
+    def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
+        """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
+        counts = len(params), len(shared)
+
+        def differentiate(*flat: Tensor) -> tuple[Tensor, ...]:
+            params, rest = list(flat[: counts[0]]), list(flat[counts[0] :])
+            gradients, losses, noted = self.loss(params, rest[: counts[1]], rest[counts[1] :])
+            return (torch.cat([g.reshape(len(g), -1) for g in gradients], dim=1), losses, *noted)
+
+        parts = self.graphs.parts(differentiate, params, shared, batch)
+        if parts not in self._outlines:
+            outline = self.loss.outline
+            if not is_plain(self.trainer.optimizers[0]):
+                found, _, _ = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
+                for name, gradient in zip(self.layout.names, found, strict=True):
+                    self.check_gradient(name, gradient)
+            self._outlines[parts] = outline
+        return parts, self._outlines[parts]
+
+    def alone(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor], Outline]:
+        """The same for a stack of one client, without recording."""
+        found, loss, noted = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
+        for name, gradient in zip(self.layout.names, found, strict=True):
+            self.check_gradient(name, gradient)
+        flat = [(p.new_zeros(p[0].numel()) if g is None else g.reshape(-1)) for p, g in zip(params, found, strict=True)]
+        return torch.cat(flat).unsqueeze(0), [t.unsqueeze(0) for t in (loss, *noted)], self.loss.outline
+
+    def check_gradient(self, name: str, gradient: Tensor | None) -> None:
+        """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
+
+        Whether there is one depends on the shape of a batch alone, so it is looked at for every shape.
+        """
+        if gradient is None and not is_plain(self.trainer.optimizers[0]):
+            raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
+
+    def convert(self, batch: Any) -> Any:
+        return self.trainer.precision_plugin.convert_input(batch)
+
+
+class _Run:
+    """The local steps of one stack, from its questions to its answers.
+
+    All parameters are views of one tensor ``x`` (m, d), which is changed in place. The stack may be filled up with
+    copies of its first client, whose results are dropped.
+
+    Args:
+        ids: which clients of the log these are.
+    """
+
+    def __init__(
+        self, local: StackedLocal, questions: Questions, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
+    ) -> None:
+        self.local, self.questions, self.log = local, questions, log
+        self.trainer, self.layout = local.trainer, local.layout
+        self.optimizer = self.trainer.optimizers[0]
+        self.plain = is_plain(self.optimizer) and not questions.mapped
+        self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
+        self.real, self.samples = len(plans), plans[0].samples
+        self.m = self._room(plans)
+        self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
+        self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
+        self.x = self._filled(questions.start)
+        self.params = self._split(self.x)
+        self.constant = None if questions.constant is None else self._filled(questions.constant)
+        self.direction = Direction(self.trainer, questions.rho)
+        self.shared = local.loss.shared()
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        self.totals = torch.zeros(self.m, dtype=torch.float64)
+        self.counts = torch.zeros(self.m, dtype=torch.float64)
+
+    def _room(self, plans: Sequence[Plan]) -> int:
+        """The size of the stack: few different ones are recorded."""
+        size = plans[0].batch_size
+        if self.in_c or not self.local.is_recorded(size, self.samples):
+            return len(plans)
+        return rounded(len(plans)) if size == self.local.full_batch else SHORT_STACK
+
+    def go(self) -> tuple[Tensor, list[float]]:
+        """Where the clients end (m, d), and their mean losses."""
+        with torch.inference_mode() if self.plain else torch.no_grad():
+            batches = Batches(self.plans, self.local.convert, self.x)
+            if not self.in_c or not self._all_in_c(batches):
+                self._side_by_side(batches)
+        losses = (self.totals / self.counts)[: self.real]
+        if not bool(torch.isfinite(losses).all()):
+            raise FloatingPointError("a client's loss is not finite")
+        return self.x[: self.real], losses.tolist()
+
+    def _filled(self, rows: Tensor) -> Tensor:
+        """A copy of the rows; the first one fills the stack up."""
+        return torch.cat([rows, rows[:1].expand(self.m - len(rows), -1)])
+
+    def _split(self, rows: Tensor) -> Stack:
+        """Rows of the layout as stacked parameters, which are views of them."""
+        parts = torch.split(rows, [math.prod(shape) for shape in self.layout.shapes], dim=1)
+        return [part.view(len(rows), *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+
+    def _note(self, outline: Outline, members: Numbers, steps: Numbers, size: int, results: Sequence[Tensor]) -> None:
+        """Take in the losses (K,) of K steps and what they noted: of these clients, in these steps of their visits."""
+        losses, *noted = results
+        if len(real := np.flatnonzero(members < self.real)) < len(members):
+            chosen = torch.from_numpy(real)
+            members, steps, losses = members[real], steps[real], losses[chosen]
+            noted = [value[chosen] for value in noted]
+        owners = torch.from_numpy(members)
+        self.totals.index_add_(0, owners, losses.double().cpu() * size)
+        self.counts.index_add_(0, owners, torch.full((len(members),), float(size), dtype=torch.float64))
+        self.log.note(outline, self.ids[members], steps, size, noted)
+
+    # Steps as recorded: everybody takes step t together.
+
+    def _side_by_side(self, batches: Batches) -> None:
+        size, length = batches.batch_size, batches.block
+        if not self.plain:
+            self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
+        for first in range(0, batches.steps, length):
+            steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
+            sizes = np.zeros((min(length, batches.steps - first), self.m), dtype=np.int64)  # 0 for who waits
+            for i, own in enumerate(batches.sizes):
+                taken = own[first : first + length]
+                sizes[: len(taken), i] = taken
+            tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
+            alike = bool(((sizes == size) | (sizes == 0)).all())
+            if alike and self.local.is_recorded(size, self.samples):
+                self._full_batches(tensors, sizes, size, first)
+            else:
+                self._batches_of_any_size(tensors, sizes, first)
+
+    def _full_batches(self, tensors: list[Tensor], sizes: Numbers, size: int, first: int) -> None:
+        """Steps in which everybody who still works has a full batch: what depends on data alone is done before them."""
+        steps = len(sizes)
+        data = [tensor.transpose(0, 1)[:steps] for tensor in tensors]
+        parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
+        prepared = parts.before(self.shared, data)
+        fed, views, left = parts.fed(prepared), parts.views(*self.params), []
+        for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
+            at = views if not self.questions.mapped else parts.views(*self._at(first + t))
+            gradient, *rest = parts.step(*at, *self.shared, *own)
+            self._advance(gradient, sizes[t])
+            left.append(rest)
+        results = parts.after([torch.stack(pieces) for pieces in zip(*left, strict=True)], self.shared, prepared)
+        working = np.nonzero(sizes.T)  # one client after another
+        index = torch.from_numpy(working[1] * self.m + working[0])
+        whole = len(index) == sizes.size
+        flat = [result.transpose(0, 1).flatten(0, 1) if whole else result.flatten(0, 1)[index] for result in results]
+        self._note(outline, working[0], working[1] + first, size, flat)
+
+    def _batches_of_any_size(self, tensors: list[Tensor], sizes: Numbers, first: int) -> None:
+        """Steps in which batches differ."""
+        for t, own in enumerate(sizes):
+            batches = [tensor[:, t] for tensor in tensors]
+            self._step_of_any_size(batches, np.arange(self.m), own, np.full(self.m, first + t))
+
+    def _step_of_any_size(self, batches: list[Tensor], place: Numbers, sizes: Numbers, steps: Numbers) -> None:
+        """One gradient call for each size, then one step of everybody who works.
+
+        Args:
+            batches: filled up to one size, (K, B, ...).
+            place: of each client's batch among them.
+            sizes: of the batches; 0 for clients who wait.
+            steps: which steps of the clients' visits these are.
+        """
+        gradient, at = torch.zeros_like(self.x), self._at(int(steps[0]))
+        for size in np.unique(sizes[sizes > 0]).tolist():
+            members = np.flatnonzero(sizes == size)
+            for some in self._stacks_of(members, size):
+                index = torch.from_numpy(place[some])
+                batch = [part[index.to(part.device), :size] for part in batches]
+                self._gradient_of(gradient, at, some, batch, steps)
+        self._advance(gradient, sizes)
+
+    def _stacks_of(self, members: Numbers, size: int) -> list[Numbers]:
+        """Members whose gradients are computed together, filled up with the first one: few shapes are recorded."""
+        if not self.local.is_recorded(size, self.samples):
+            return [members[i : i + 1] for i in range(len(members))]
+        width = min(power_of_two(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
+        parts = [members[first : first + width] for first in range(0, len(members), width)]
+        return [np.concatenate([part, part[:1].repeat(width - len(part))]) for part in parts]
+
+    def _gradient_of(self, gradient: Tensor, at: Stack, members: Numbers, batch: list[Tensor], steps: Numbers) -> None:
+        """Put the gradients of these members' batches, all of one size, where they belong."""
+        rows, size = torch.from_numpy(members).to(self.x.device), batch[0].shape[1]
+        params = [p[rows] for p in at]
+        if self.local.is_recorded(size, self.samples):
+            parts, outline = self.local.parts(params, self.shared, batch)
+            found, *results = parts.whole(*params, *self.shared, *batch)
+        else:
+            found, results, outline = self.local.alone(params, self.shared, batch)
+        count = len(np.unique(members))  # those that fill up repeat the first
+        gradient[rows[:count]] = found[:count]
+        chosen = members[:count]
+        self._note(outline, chosen, steps[chosen], size, [result[:count] for result in results])
+
+    def _advance(self, gradient: Tensor, working: Numbers) -> None:
+        """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
+        if self.trainer.received_sigterm:
+            raise SIGTERMException
+        everybody = bool((working[: self.real] > 0).all())
+        before = None if everybody else self.x.clone()
+        direction = self.direction(gradient, self.x, self.constant)
+        if self.plain:
+            self.x.add_(direction, alpha=-self.lr)
+        else:
+            for p, own_gradient in zip(self.params, self._split(direction), strict=True):
+                p.grad = own_gradient
+            self.stacked_optimizer.step()
+            for p, value in zip(self.params, self._mapped("after_step", self.lr), strict=True):
+                p.copy_(value)
+        if before is not None:
+            active = torch.from_numpy(working > 0).to(self.x.device).unsqueeze(1)
+            self.x.copy_(torch.where(active, self.x, before))
+
+    def _at(self, step: int) -> Stack:
+        """Where gradients are taken in a step."""
+        return self._mapped("evaluate_at", step * self.lr)
+
+    def _mapped(self, name: str, argument: float) -> Stack:
+        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
+        if not any(maps):
+            return self.params
+        rows = zip(self.x, maps, strict=False)
+        return self._split(self._filled(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows])))
+
+    def _by_parameter(self) -> dict[int, Tensor]:
+        named = dict(self.trainer.lightning_module.named_parameters())
+        return {id(named[name]): p for name, p in zip(self.layout.names, self.params, strict=True)}
+
+    # Steps in C: each client takes all its steps on full batches, one client after another.
+
+    def _all_in_c(self, batches: Batches) -> bool:
+        """Full batches in C, short ones as recorded in between; False, and nothing done, if there is no such code."""
+        done = np.zeros(self.m, dtype=np.int64)
+        ends = np.array([len(own) for own in batches.sizes])
+        while bool((done < ends).any()):
+            known: dict[tuple[int, int], int] = {}  # clients that are cut alike share their sizes
+            for own, at in zip(batches.sizes, done.tolist(), strict=True):
+                if (id(own), at) not in known:
+                    known[id(own), at] = _run_length(own[at : at + batches.block], batches.batch_size)
+            run_lengths = [known[id(own), at] for own, at in zip(batches.sizes, done.tolist(), strict=True)]
+            runs = [slice(at, at + length) for at, length in zip(done.tolist(), run_lengths, strict=True)]
+            lengths = np.array(run_lengths)
+            if lengths.any():
+                if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
+                    return False
+                done += lengths
+            self._short_batches(batches, done, ends)
+        return True
+
+    def _short_batches(self, batches: Batches, done: Numbers, ends: Numbers) -> None:
+        """One step of every client whose next batch is short."""
+        due = [int(own[at]) if at < end else 0 for own, at, end in zip(batches.sizes, done, ends, strict=True)]
+        sizes = np.array([size if size < batches.batch_size else 0 for size in due])
+        if sizes.any():
+            taken = batches.take([slice(at, at + (size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
+            self._step_of_any_size(taken, np.cumsum(sizes > 0) - 1, sizes, done.copy())
+            done += sizes > 0
+
+    def _in_c(self, data: list[Tensor], done: Numbers, lengths: Numbers, size: int) -> bool:
+        """So many steps of each client, on these batches (K, B, ...) of one client after another."""
+        steps = [part.unsqueeze(1) for part in data]  # of a stack of one
+        parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in steps])
+        prepared = parts.before(self.shared, steps)
+        own = [self.x] if self.constant is None else [self.x, self.constant]
+        numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
+        given = own, [*self.shared, *numbers], parts.fed(prepared)
+        code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
+        if code is None:
+            self.in_c = self.local.in_c = False
+            return False
+        if self.trainer.received_sigterm:
+            raise SIGTERMException
+        results = parts.after(code(*given, lengths, self.local.threads), self.shared, prepared)
+        members = np.repeat(np.arange(self.m), lengths)
+        numbered = np.concatenate([np.arange(at, at + count) for at, count in zip(done, lengths, strict=True)])
+        self._note(outline, members, numbered, size, [result.squeeze(1) for result in results])
+        return True
+
+    def _step(self, parts: Parts) -> Graph:
+        """One step as a function: of models, constants if there are any, shared tensors, the step's length and the
+        penalty, and what the core is fed; gives the next models and what the core leaves."""
+        constants, count = int(self.constant is not None), len(self.shared)
+
+        def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
+            constant, shared, rest = rest[:constants], rest[constants:][:count], rest[constants + count :]
+            length, rho, *own = rest
+            gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
+            return [x + length * self.direction.of(gradient, x, rho, constant[0] if constants else None), *left]
+
+        return step
+
+
+def _within(steps: slice, count: int) -> Any:
+    """Steps of a visit, of which those after its end repeat the last one."""
+    if steps.stop <= count:
+        return steps
+    return [min(step, count - 1) for step in range(steps.start, steps.stop)]
+
+
+def _run_length(sizes: Numbers, full: int) -> int:
+    """How many full batches come first."""
+    short = np.flatnonzero(sizes != full)
+    return int(short[0]) if len(short) else len(sizes)

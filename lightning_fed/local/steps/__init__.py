@@ -1,0 +1,1 @@
+"""Local steps without Lightning's hooks, for one client at a time."""

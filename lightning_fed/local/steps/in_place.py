@@ -1,0 +1,212 @@
+"""Plain gradient steps of large models with as little memory traffic as possible.
+
+A step of SGD on the question is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
+gradient of a large linear layer's weight is a product of two small matrices; it is not formed, but multiplied into the
+weight when the backward pass is over. On a CPU, where a step of the FEMNIST network waits for memory, that saves much
+of its time. However a step uses a weight, the numbers are right: autograd forms the gradient of every other use.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from lightning_fed.local.native import linear
+from lightning_fed.local.solver import AugmentedGradient, check_dense
+from lightning_fed.local.stacked.stack import is_plain
+from lightning_fed.local.steps.hookless import LeanStep
+
+#: Models with fewer parameters gain nothing.
+LARGE_MODEL = 2**18
+#: Weights with fewer entries gain nothing.
+LARGE_WEIGHT = 2**18
+
+
+class Factors:
+    """Collects what gradients of weights are products of: gradients of layers' outputs, and their inputs.
+
+    Only during the backward pass of a batch's loss. A pass inside a training step or inside that pass (a penalty on
+    gradients, a checkpoint) is another task of autograd's, and has its gradients formed.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[nn.Linear, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._task: int | None = None
+
+    @property
+    def collecting(self) -> bool:
+        return self._task is not None and self._task == torch._C._current_graph_task_id()
+
+    @contextmanager
+    def collected(self, loss: Tensor) -> Iterator[None]:
+        """While it lasts, ``loss.backward()`` leaves factors here."""
+        self.found.clear()
+        graph: Any = loss
+        hook = graph.register_hook(self._begin) if graph.requires_grad else None  # the first thing that happens
+        try:
+            yield
+        finally:
+            self._task = None
+            if hook is not None:
+                hook.remove()
+
+    def _begin(self, _: Tensor) -> None:
+        self._task = torch._C._current_graph_task_id()
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map that hands over the two factors of its weight's gradient, where they are collected."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, factors: Factors) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer, ctx.factors, ctx.has_bias = layer, factors, bias is not None
+        rows = x.reshape(-1, x.shape[-1])
+        if not linear.is_possible(weight, rows):
+            return nn.functional.linear(x, weight, bias)
+        y = linear.forward(weight, rows)
+        if y._is_view() or x.ndim != 2:  # what comes next may write into the result, but not into a view of it
+            y = y.view(*x.shape[:-1], -1).clone()
+        return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows, inputs = slope.reshape(-1, slope.shape[-1]), x.reshape(-1, x.shape[-1])
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            in_c = not torch.is_grad_enabled() and linear.is_possible(weight, rows)
+            of_x = (linear.backward(weight, rows) if in_c else rows @ weight).view(x.shape)
+        if ctx.factors.collecting:
+            ctx.factors.found[ctx.layer].append((rows, inputs))
+        else:
+            of_weight = rows.t() @ inputs
+        return of_x, of_weight, rows.sum(0) if ctx.has_bias else None, None, None
+
+
+def large_layers(module: nn.Module) -> list[nn.Linear]:
+    """The linear layers whose weights are worth it, and are nobody else's; none where torch has compiled a part."""
+    if any(isinstance(part, torch._dynamo.OptimizedModule) for part in module.modules()):
+        return []
+    owners: dict[int, int] = {}
+    for part in module.modules():
+        for p in part.parameters(recurse=False):
+            owners[id(p)] = owners.get(id(p), 0) + 1
+    return [
+        part
+        for part in module.modules()
+        if type(part) is nn.Linear
+        and part.weight.requires_grad
+        and part.weight.numel() >= LARGE_WEIGHT
+        and owners.get(id(part.weight)) == 1  # a pruned or normalised weight is computed, and nobody's parameter
+        and "forward" not in vars(part)
+    ]
+
+
+@contextmanager
+def factored(layers: Collection[nn.Linear], factors: Factors) -> Iterator[None]:
+    """While it lasts, these layers give factors of their weights' gradients where they are collected."""
+    for layer in layers:
+        vars(layer)["forward"] = partial(_forward, layer, factors)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
+
+
+def _forward(layer: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
+    weight = layer.weight
+    if not _is_ordinary(x, weight):
+        return nn.functional.linear(x, weight, layer.bias)
+    out: Tensor = _Linear.apply(x, weight, layer.bias, layer, factors)
+    return out
+
+
+def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
+    """Whether autograd alone looks at this call: no hook, transform, forward derivative or automatic precision."""
+    if not torch.is_grad_enabled() or not weight.requires_grad:
+        return False
+    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        return False
+    other = torch._C._functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled("cpu")
+    dual = torch.autograd.forward_ad._current_level >= 0
+    return type(x) is Tensor and x.dtype == weight.dtype and not other and not dual
+
+
+def is_possible(trainer: pl.Trainer) -> bool:
+    """Whether local steps are plain gradient steps of a large model."""
+    size = sum(p.numel() for p in trainer.lightning_module.parameters() if p.requires_grad)
+    optimizer = trainer.optimizers[0]
+    listened = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    parting = len(optimizer.param_groups) > 1 and any(c.interval == "step" for c in trainer.lr_scheduler_configs)
+    plain = is_plain(optimizer) and not trainer.gradient_clip_val and not listened and not parting
+    return plain and size >= LARGE_MODEL and type(trainer.precision_plugin).__name__ in ("Precision", "DoublePrecision")
+
+
+class FusedStep(LeanStep):
+    """One local step: ``training_step``, backward, and one update in place."""
+
+    def __init__(self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool) -> None:
+        super().__init__(trainer, question, wants_index)
+        self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
+        trained = set(self.params)
+        self.layers = [layer for layer in large_layers(self.module) if layer.weight in trained]
+        self.pulls = question.pulls(self.params)
+        self.factors = Factors()
+
+    def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.module._current_fx_name = "training_step"
+        with factored(self.layers, self.factors), self.trainer.precision_plugin.train_step_context():
+            output: Any = self.module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
+            loss = output["loss"] if isinstance(output, Mapping) else output
+            self.optimizer.zero_grad()
+            if isinstance(loss, Tensor):
+                with self.factors.collected(loss):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                self._update(float(self.optimizer.param_groups[0]["lr"]))
+        return {} if loss is None else {"loss": loss.detach()}
+
+    @torch.no_grad()
+    def _update(self, lr: float) -> None:
+        found = {layer.weight: pairs for layer, pairs in self.factors.found.items()}
+        params = [p for p in self.params if p.requires_grad]
+        sloping = [p for p in params if p.grad is not None]
+        if not sloping and not found:
+            return  # a batch without a loss makes no step
+        check_dense(sloping)
+        strength = lr * self.question.rho
+        for weight, pairs in found.items():
+            slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
+            numbers = (1 - strength, strength) if self.question.rho else (1.0, -lr)
+            _move(weight, self.pulls.get(weight), inputs, slopes, *numbers, lr)
+        rest = [p for p in params if p in self.pulls and p not in found]
+        pulls = [self.pulls[p] for p in rest]
+        if self.question.rho and rest:
+            torch._foreach_lerp_(rest, pulls, strength)
+        elif rest:
+            torch._foreach_add_(rest, pulls, alpha=-lr)
+        if sloping:
+            torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
+        self.factors.found.clear()
+        vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
+        self.question.lr_sum += lr
+
+
+def _move(
+    weight: Tensor, target: Tensor | None, inputs: Tensor, slopes: Tensor, keep: float, pull: float, lr: float
+) -> None:
+    """``weight <- keep * weight + pull * target - lr * slopes.T @ inputs``, in place."""
+    if linear.is_possible(weight, inputs):
+        linear.move(weight, target, inputs, slopes, keep, pull, lr)
+        return
+    if target is not None:
+        weight.mul_(keep).add_(target, alpha=pull)
+    weight.addmm_(slopes.t(), inputs, alpha=-lr)

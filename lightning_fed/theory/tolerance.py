@@ -1,0 +1,98 @@
+"""How well a client has to answer before it may stop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from lightning_fed.core.validation import is_number, positive
+from lightning_fed.theory.bounds import residual_for, summable_error2
+
+NEARNESS = "It is the Lipschitz constant of the clients' gradients; leave it out to bound the gradient itself."
+
+
+class Tolerance(ABC):
+    r"""Local work may stop at x when :math:`r = \|\nabla\varphi(x)\|` is small enough.
+
+    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the client's question and the
+    gradient of :math:`f_i` is taken over all its data.
+    """
+
+    @abstractmethod
+    def limit(self, round: int, rho: float, first: float) -> float:
+        """What r may be in this round, for a question with penalty ``rho`` whose r was ``first`` at the start."""
+
+
+@dataclass(frozen=True)
+class Absolute(Tolerance):
+    r""":math:`r \le \varepsilon`; with ``L``, :math:`r \le (\rho-L)\varepsilon`, so that
+    :math:`\|x - x^*\| \le \varepsilon`.
+
+    FedPD's rule :math:`\|\nabla\varphi\|^2 \le \varepsilon_1` is ``Absolute(eps1**0.5)``.
+
+    >>> Absolute(0.1).limit(0, rho=4.0, first=1.0), round(Absolute(0.1, L=1.0).limit(0, rho=4.0, first=1.0), 12)
+    (0.1, 0.3)
+    """
+
+    epsilon: float
+    L: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "epsilon", "It is what the gradient of the local problem may still be.")
+        _check_lipschitz(self)
+
+    def limit(self, round: int, rho: float, first: float) -> float:
+        return self.epsilon if self.L is None else residual_for(self.epsilon, rho, self.L)
+
+
+@dataclass(frozen=True)
+class Relative(Tolerance):
+    r""":math:`r \le \gamma\,r(v)`: a share of what it was where local work started (FedProx).
+
+    >>> Relative(0.1).limit(3, rho=1.0, first=5.0)
+    0.5
+    """
+
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not is_number(self.gamma) or not 0 < self.gamma < 1:
+            raise ValueError(f"Relative.gamma must lie in (0, 1), got {self.gamma!r}. 0.1 is a tenth of the start's.")
+
+    def limit(self, round: int, rho: float, first: float) -> float:
+        return self.gamma * first
+
+
+@dataclass(frozen=True)
+class Summable(Tolerance):
+    r""":class:`Absolute` with :math:`\varepsilon_k^2 = D/((k+1)(k+2))` in round k: all rounds together allow ``D``.
+
+    This is what the theorem wants of inexact solutions. An exchange before round 0 is allowed as much as round 0.
+
+    >>> [round(Summable(D=6.0).limit(k, rho=4.0, first=1.0) ** 2, 12) for k in range(3)]
+    [3.0, 1.0, 0.5]
+    """
+
+    D: float
+    L: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "D", "It is the sum of squared errors over all rounds.")
+        _check_lipschitz(self)
+
+    def limit(self, round: int, rho: float, first: float) -> float:
+        return Absolute(summable_error2(max(round, 0), self.D) ** 0.5, self.L).limit(round, rho, first)
+
+
+def as_tolerance(value: float | Tolerance) -> Tolerance:
+    """``value``, where a number is :class:`Absolute`."""
+    if isinstance(value, Tolerance):
+        return value
+    if not is_number(value):
+        raise TypeError(f"A tolerance is a number, Absolute, Relative or Summable; got {value!r}.")
+    return Absolute(value)
+
+
+def _check_lipschitz(owner: Absolute | Summable) -> None:
+    if owner.L is not None:
+        positive(owner, "L", NEARNESS)

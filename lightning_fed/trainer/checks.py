@@ -1,0 +1,149 @@
+"""What a federated fit refuses, before any work is done."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.strategies import SingleDeviceStrategy
+
+from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.theory.tolerance import Tolerance
+from lightning_fed.trainer.private import check_lightning_version, is_overridden, is_param_in_hook_signature
+
+if TYPE_CHECKING:
+    from lightning_fed.server import FederatedServer
+
+
+def check_setup(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+    """Everything that can be known before the model is set up."""
+    check_lightning_version()
+    _check_trainer(trainer, server)
+    _check_module(module)
+    _check_data(trainer.datamodule, server)
+
+
+def _check_trainer(trainer: pl.Trainer, server: FederatedServer) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        raise TypeError(
+            f"FederatedServer works on pytorch_lightning.Trainer, got {type(trainer).__module__}.Trainer."
+            " Use: from pytorch_lightning import Trainer, LightningModule"
+        )
+    if type(trainer.strategy) is not SingleDeviceStrategy:
+        raise ValueError(
+            f"FederatedServer runs clients on one device, got strategy {type(trainer.strategy).__name__}."
+            ' Use Trainer(devices=1, strategy="auto").'
+        )
+    if sum(isinstance(callback, type(server)) for callback in trainer.callbacks) > 1:
+        raise ValueError("The trainer has more than one FederatedServer; keep one.")
+    for refused in (LearningRateFinder, BatchSizeFinder, StochasticWeightAveraging):
+        if any(isinstance(callback, refused) for callback in trainer.callbacks):
+            raise ValueError(
+                f"{refused.__name__} drives Lightning's own epochs and does not fit rounds. Remove it from callbacks."
+            )
+
+
+def _check_module(module: pl.LightningModule) -> None:
+    if not is_overridden("training_step", module):
+        raise ValueError(f"{type(module).__name__} has no training_step, so clients cannot train it.")
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ValueError(
+            f"{type(module).__name__}.training_step takes a dataloader_iter; clients' batches come one by one."
+            " Write training_step(self, batch, batch_idx)."
+        )
+    built_later = is_overridden("configure_model", module) or is_overridden("setup", module)
+    if not built_later and not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            f"{type(module).__name__} has no trainable parameters, so there is nothing to federate."
+            " Give it parameters with requires_grad=True."
+        )
+
+
+def _check_data(data: Any, server: FederatedServer) -> None:
+    if not isinstance(data, FederatedDataModule):
+        got = "no datamodule" if data is None else type(data).__name__
+        raise TypeError(
+            f"A federated fit needs data split by client: trainer.fit(module, datamodule=FederatedDataModule(...));"
+            f" got {got}. FederatedDataModule.from_dataset splits any map-style dataset."
+        )
+    ids = data.client_ids
+    server.sampler.check(len(ids))
+    if server.algorithm.everybody and server.sampler.inclusion_probabilities(len(ids)).min() < 1:
+        raise ValueError(
+            f"{type(server.algorithm).__name__} needs every client in every round, but {server.sampler} leaves some"
+            " out. Leave clients_per_round away, or use FedADMM or FedDR."
+        )
+    for cid in ids:
+        if data.num_examples(cid) < 1:
+            raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
+    own_batches = is_overridden("client_dataloader", data, FederatedDataModule)
+    if server.local_steps is None and data.drop_last and data.sampler is None and not own_batches:
+        small = next((cid for cid in ids if data.num_examples(cid) < data.batch_size), None)
+        if small is not None:
+            raise ValueError(
+                f"Client {small!r} has {data.num_examples(small)} samples, less than one batch of {data.batch_size},"
+                " and drop_last=True would leave its epochs without batches. Use drop_last=False, a smaller batch_size,"
+                " or local_steps, whose batches are never short."
+            )
+
+
+def _check_plain(trainer: pl.Trainer, why: str) -> None:
+    """Refuse local steps other than ``x - lr * gradient``."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    kinds = {type(optimizer).__name__ for optimizer in trainer.optimizers}
+    found = None
+    if not trainer.lightning_module.automatic_optimization:
+        found = "manual optimisation"
+    elif kinds != {"SGD"} or len(trainer.optimizers) > 1:
+        found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
+    elif any(group["momentum"] or group["nesterov"] or group["maximize"] for group in groups):
+        found = "SGD with momentum" if any(group["momentum"] for group in groups) else "SGD that maximises"
+    elif len({group["lr"] for group in groups}) > 1:
+        found = "different learning rates"
+    elif trainer.gradient_clip_val:
+        found = "gradient clipping"
+    if found:
+        raise ValueError(f"Local steps must be plain SGD with one learning rate, got {found}. {why}")
+
+
+def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """A tolerance needs a question that has a solution to be near to."""
+    if tolerance is None:
+        return
+    if algorithm.plain_sgd is not None:
+        raise ValueError(
+            f"{type(algorithm).__name__} asks for local steps, not for a minimiser, so local_tolerance={tolerance} has"
+            f" nothing to be near to. Leave it away. ({algorithm.plain_sgd})"
+        )
+    tolerance.limit(0, algorithm.penalty, 1.0)
+
+
+def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
+    """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
+    if algorithm.plain_sgd is not None:
+        _check_plain(trainer, algorithm.plain_sgd)
+    decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}
+    if decays and algorithm.no_weight_decay is not None:
+        raise ValueError(f"Local steps must have no weight_decay, got {max(decays):g}. {algorithm.no_weight_decay}")
+    scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    for optimizer in trainer.optimizers:
+        name = type(optimizer).__name__
+        if scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
+            raise ValueError(
+                f"{name}(fused=True) with a GradScaler still holds scaled gradients when the penalty is added."
+                ' Use fused=False, or precision="bf16-mixed".'
+            )
+        if any(group.get("line_search_fn") for group in optimizer.param_groups):
+            raise ValueError(
+                f"{name} searches along the plain loss, without the algorithm's penalty. Use line_search_fn=None."
+            )
+        lr = max((float(group.get("lr", 0.0)) for group in optimizer.param_groups), default=0.0)
+        if name == "SGD" and lr * algorithm.penalty >= 2:
+            warnings.warn(
+                f"lr * penalty = {lr:g} * {algorithm.penalty:g} >= 2: plain gradient steps on the augmented Lagrangian"
+                f" diverge. Use a learning rate below {2 / algorithm.penalty:g}.",
+                stacklevel=2,
+            )

@@ -1,0 +1,257 @@
+"""Lightning's fit loop with one round as one epoch of one batch.
+
+``FederatedFitLoop`` > ``RoundLoop`` > :class:`~lightning_fed.local.client_loop.ClientLoop`: the first two keep everything Lightning
+knows about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does a client's local work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+
+from lightning_fed.core.randomness import seed_global
+from lightning_fed.data.loading import known_sizes
+from lightning_fed.local.client_loop import ClientLoop
+from lightning_fed.trainer.clock import LocalClock
+from lightning_fed.trainer.private import (
+    CombinedLoader,
+    _FitLoop,
+    _ResultCollection,
+    _TrainingEpochLoop,
+    call_callback_hooks,
+)
+
+if TYPE_CHECKING:
+    from lightning_fed.server import FederatedServer
+
+#: How far a round has come when a checkpoint is taken; what is left is done on resume.
+IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
+
+#: Lightning's loops pass a data fetcher along; rounds have none.
+NO_FETCHER: Any = None
+
+
+class RoundResults(_ResultCollection):
+    """What is logged during a round: per-step values become sample-weighted means over the round's clients."""
+
+    complete = False
+
+    def __setitem__(self, key: str, metric: Any) -> None:
+        # Lightning moves a metric's whole state on every log, which costs more than a small model's step
+        metric.to = partial(_move_if_elsewhere, metric)
+        super().__setitem__(key, metric)
+
+    def log(
+        self, fx: str, name: str, value: Any, *, on_step: bool = False, on_epoch: bool = True, **kwargs: Any
+    ) -> None:
+        super().log(fx, name, value, on_step=on_step and on_epoch, on_epoch=True, **kwargs)
+
+    def metrics(self, on_step: bool) -> Any:
+        if on_step and not self.complete:
+            return {"callback": {}, "log": {}, "pbar": {}}
+        return super().metrics(on_step=False)
+
+
+def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> None:
+    """As a module's ``log_dict`` in the hook ``fx``, without looking at every number as if it were the first."""
+    results, connector = trainer.fit_loop.epoch_loop._results, trainer._logger_connector
+    if connector.should_reset_tensors(fx):
+        results.reset(metrics=False, fx=fx)
+    for name, number in numbers.items():
+        results.log(fx, name, torch.tensor(number, dtype=torch.float64), batch_size=1)
+    connector._current_fx = fx
+
+
+def weigh_by_samples(trainer: pl.Trainer, loader: object, batch_idx: int) -> None:
+    """Have Lightning weigh what is logged for a batch by its samples, where one loader tells how many there are."""
+    sizes = known_sizes(loader)
+    if sizes is not None and trainer._results is not None:
+        trainer._results.batch_size = sizes[batch_idx]
+
+
+def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
+    value = vars(metric).get("value")  # a logged torchmetrics object is set only by its first update
+    if value is not None and value.device != torch.device(device):
+        type(metric).to(metric, device, **kwargs)
+    return metric
+
+
+class RoundLoop(_TrainingEpochLoop):
+    """One round: what Lightning takes for an epoch of a single batch."""
+
+    def __init__(
+        self, trainer: pl.Trainer, server: FederatedServer, clock: LocalClock, min_steps: int | None, max_steps: int
+    ) -> None:
+        self.clock = clock
+        super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
+        self.server = server
+        self.client_loop = ClientLoop(trainer, server)
+        self.stage = IDLE
+        self._results: RoundResults = RoundResults(training=True)
+
+    @property
+    def global_step(self) -> int:
+        """Rounds; steps of the optimiser, where the module's own code is at work."""
+        if not self.clock.running:
+            return self.server.rounds_done
+        return self.server.local_time + self.client_loop.steps_taken
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimisers since this loop was made, as Lightning counts them."""
+        return super().global_step
+
+    @property
+    def batch_idx(self) -> int:
+        running, own = self.clock.running, self.clock.batch_idx
+        return own if running and own is not None else super().batch_idx
+
+    @property
+    def max_steps(self) -> int:
+        rounds = self._max_rounds
+        return rounds * self.clock.steps if self.clock.running and rounds > 0 else rounds
+
+    @max_steps.setter
+    def max_steps(self, rounds: int) -> None:
+        self._max_rounds = rounds
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """There is no loader to prepare: each visit makes its own."""
+
+    def advance(self, data_fetcher: Any) -> None:
+        trainer, results = self.trainer, self._results
+        self.val_loop.restarting = False
+        self.batch_progress.is_last_batch = True
+        self.batch_progress.increment_ready()
+        results.complete = False
+        cohort = self.server.begin_round(trainer)
+        trainer._logger_connector.on_batch_start(None)
+        call_callback_hooks(trainer, "on_train_batch_start", cohort, 0)
+        self.batch_progress.increment_started()
+        with trainer.profiler.profile("run_training_batch"):
+            report = self.server.run_round(trainer, cohort)
+        self.stage = TRAINED
+        self.batch_progress.increment_processed()
+        self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        results.complete = True
+        call_callback_hooks(trainer, "on_train_batch_end", {"loss": torch.tensor(report.local_loss)}, cohort, 0)
+        trainer._logger_connector.on_batch_end()
+        self.batch_progress.increment_completed()
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        if interval == "epoch":
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _should_accumulate(self) -> bool:
+        return self.client_loop.visiting and not self.client_loop.stepping
+
+
+class FederatedFitLoop(_FitLoop):
+    """Counts rounds where Lightning counts epochs."""
+
+    epoch_loop: RoundLoop
+
+    def __init__(
+        self, trainer: pl.Trainer, server: FederatedServer, min_epochs: int | None, max_epochs: int | None
+    ) -> None:
+        self.server, self.clock = server, LocalClock(trainer, server)
+        super().__init__(trainer, min_epochs=min_epochs, max_epochs=max_epochs)
+
+    @classmethod
+    def install(cls, trainer: pl.Trainer, server: FederatedServer) -> None:
+        """Put a federated loop in the place of the trainer's own, with its limits, data source and validation."""
+        old = trainer.fit_loop
+        new = cls(trainer, server, old.min_epochs, old.max_epochs)
+        new.epoch_loop = RoundLoop(trainer, server, new.clock, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+        new.epoch_loop.val_loop = old.epoch_loop.val_loop
+        new._data_source = old._data_source
+        trainer.fit_loop = new
+
+    @property
+    def max_batches(self) -> int | float:
+        """One batch, the round; those of a visit, where the module's own code is at work."""
+        return self.clock.batches if self.clock.running and self._max_batches else self._max_batches
+
+    @max_batches.setter
+    def max_batches(self, batches: int | float) -> None:
+        self._max_batches = batches
+
+    def setup_data(self) -> None:
+        trainer = self.trainer
+        if self._combined_loader is not None or trainer.limit_train_batches == 0:
+            return
+        self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
+        self.max_batches = 1
+        interval = trainer.val_check_interval
+        if isinstance(interval, int) and interval > 1 and trainer.check_val_every_n_epoch is not None:
+            raise ValueError(
+                f"val_check_interval={interval} counts batches inside an epoch, and a round is one batch. To validate"
+                f" every {interval} rounds use check_val_every_n_epoch={interval}, or add check_val_every_n_epoch=None."
+            )
+        trainer.val_check_batch = interval if isinstance(interval, int) else 1
+
+    def reset(self) -> None:
+        torch.set_grad_enabled(True)
+
+    def on_run_start(self) -> None:
+        stage = self.epoch_loop.stage
+        super().on_run_start()
+        self.epoch_loop.val_loop.restarting = False
+        if stage != IDLE:
+            self._finish_round(stage)
+
+    def on_advance_start(self) -> None:
+        seed_global(self.server.seed, self.server.rounds_done, "round")
+        super().on_advance_start()
+
+    def advance(self) -> None:
+        with self.trainer.profiler.profile("run_training_epoch"):
+            self.epoch_loop.run(NO_FETCHER)
+
+    def on_advance_end(self) -> None:
+        super().on_advance_end()
+        self.server.check_untouched(self.trainer)
+        self.epoch_loop.stage = IDLE
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        metrics = {name: value.detach().cpu() for name, value in self.trainer.callback_metrics.items()}
+        rounds = {"rounds_done": self.server.rounds_done, "stage": self.epoch_loop.stage, "metrics": metrics}
+        return {**super().on_save_checkpoint(), "federated": rounds}
+
+    def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
+        """Rebuild every counter from the number of rounds and how far the last one had come."""
+        saved = state_dict.get(prefix + "state_dict", {}).get("federated")
+        self.server.resume(self.trainer, saved)
+        assert saved is not None
+        rounds, stage = saved["rounds_done"], saved["stage"]
+        unfinished = stage != IDLE
+        tracker: Any
+        for tracker in (self.epoch_progress.total, self.epoch_progress.current):
+            tracker.ready = tracker.started = rounds
+            tracker.processed = rounds - (stage in (TRAINED, VALIDATED))
+            tracker.completed = rounds - unfinished
+        loop = self.epoch_loop
+        loop.stage = stage
+        loop.batch_progress.total.increment_by(rounds - loop.batch_progress.total.ready)
+        loop.batch_progress.current.increment_by(unfinished - loop.batch_progress.current.ready)
+        loop.batch_progress.is_last_batch = unfinished
+        loop._batches_that_stepped = rounds - (stage == TRAINED)
+        loop.val_loop.restarting = True  # only so that the sanity check is not run again
+        self._saved_metrics = saved["metrics"] if unfinished else {}
+
+    def _finish_round(self, stage: str) -> None:
+        """Do what the interrupted run would have done after its checkpoint: validate, end the epoch, step plateaus."""
+        self.trainer._logger_connector._callback_metrics.update(self._saved_metrics)
+        if stage == TRAINED:
+            self.epoch_loop.on_advance_end(NO_FETCHER)
+        if stage in (TRAINED, VALIDATED):
+            self.on_advance_end()
+            return
+        self.epoch_progress.current.completed = self.server.rounds_done - 1
+        self.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+        self.epoch_progress.current.completed = self.server.rounds_done
+        self.epoch_loop.stage = IDLE

@@ -1,0 +1,72 @@
+"""What was logged in one place, put into the log of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fed.trainer.loops import RoundResults
+
+#: How a value is logged: arguments of ``LightningModule.log``. What else Lightning notes of it leads to the trainer.
+_ARGUMENTS = (
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "add_dataloader_idx",
+    "metric_attribute",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Logged:
+    """What the module logged: with how it was logged, means and sums of numbers or None for a metric, and weights.
+
+    Metrics themselves are states by name.
+    """
+
+    values: list[tuple[dict[str, Any], Tensor | None, int | None]]
+    metrics: dict[str, dict[str, Any]]
+
+    @classmethod
+    def of(cls, results: RoundResults, module: pl.LightningModule) -> Logged:
+        values: list[tuple[dict[str, Any], Tensor | None, int | None]] = []
+        for metric in results.values():
+            how = {name: getattr(metric.meta, name) for name in _ARGUMENTS}
+            if not metric.is_tensor:
+                values.append((how, None, None))
+            elif metric.meta.is_mean_reduction:
+                weight = int(metric.cumulated_batch_size)
+                values.append((how, metric.value / weight, weight))
+            else:
+                values.append((how, metric.value, None))
+        updated = {n: m for n, m in module.named_modules() if isinstance(m, Metric) and m.update_called}
+        return cls(values, {name: dict(metric.metric_state) for name, metric in updated.items()})
+
+    def put_into(self, trainer: pl.Trainer) -> None:
+        """Log it, as if it had happened here."""
+        module = trainer.lightning_module
+        modules = dict(module.named_modules())
+        for name, state in self.metrics.items():
+            _merge(modules[name], state)
+        module._current_fx_name = "training_step"
+        for how, value, weight in self.values:
+            module.log(value=modules[how["metric_attribute"]] if value is None else value, batch_size=weight, **how)
+
+
+def _merge(metric: Metric, state: dict[str, Any]) -> None:
+    """Add the state of another metric; lists of batches grow."""
+    if metric.update_called:
+        metric.merge_state(state)
+    else:
+        for name, value in state.items():
+            setattr(metric, name, [t.clone() for t in value] if isinstance(value, list) else torch.clone(value))
+    metric._update_count += 1
+    metric._computed = None

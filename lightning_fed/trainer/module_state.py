@@ -1,0 +1,189 @@
+"""Everything a module holds, remembered, compared and put back: parameters, buffers, modes, plain attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.loggers import Logger
+from pytorch_lightning.strategies import Strategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric
+
+from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.trainer.memento import STREAMS, Entries, Items, Memento, NotCopyableError, Note, same_numbers
+
+#: Names under which ``nn.Module`` keeps parameters, buffers, parts and hooks, and Lightning its own notes.
+BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}
+LIGHTNINGS_OWN = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
+
+#: What a module may refer to, but what is not part of it.
+OUTSIDE = (pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset, DataLoader, Logger, LightningOptimizer, Strategy)
+
+
+def is_metric(part: Any) -> bool:
+    """Whether torchmetrics manages the states of an object by itself."""
+    return isinstance(part, Metric) or type(part).__module__.partition(".")[0] == "torchmetrics"
+
+
+def is_setting(key: str) -> bool:
+    """Whether an attribute of a module is neither ``nn.Module``'s nor Lightning's own."""
+    return key not in BOOKKEEPING and key not in LIGHTNINGS_OWN
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What was done to plain attributes: entries appended to lists, by the place of the list, and names of the rest.
+
+    ``streams`` are those of the names under which random generators are kept.
+    """
+
+    appended: Mapping[int, list[Any]]
+    names: list[str]
+    streams: frozenset[str] = frozenset()
+
+
+class Attributes:
+    """The plain attributes of a module and its parts, as they are now.
+
+    Args:
+        module: the module.
+        outside: objects that are looked after elsewhere, such as the trainer's optimisers.
+        metrics: whether metrics are part of it; otherwise they go on accumulating.
+
+    ``not_copied`` has the names of attributes that could not be remembered, each with the reason; ``loose_metrics``
+    are metrics that the module refers to, but that are no parts of it.
+    """
+
+    def __init__(self, module: nn.Module, outside: Iterable[Any] = (), metrics: bool = False) -> None:
+        kept = [*outside, *module.modules(), *module.parameters(), *module.buffers()]
+        self._known = {id(value): value for value in kept}  # which keeps them: another could get the address of one
+        self._metrics = metrics
+        self.loose_metrics: list[Any] = []
+        self._memento = Memento(self._is_outside)
+        self._parts: list[tuple[str, Items]] = []
+        self._notes: dict[str, list[Note]] = {}
+        self.not_copied: dict[str, str] = {}
+        skipped = [] if metrics else [f"{name}." for name, part in module.named_modules() if is_metric(part)]
+        for name, part in module.named_modules():
+            if not any(f"{name}.".startswith(prefix) for prefix in skipped):
+                self._add(f"{name}." if name else "", part)
+
+    def _is_outside(self, value: Any) -> bool:
+        if id(value) in self._known or isinstance(value, OUTSIDE):
+            return True
+        if self._metrics or not is_metric(value):
+            return False
+        self.loose_metrics.append(value)
+        return True
+
+    def _add(self, prefix: str, part: nn.Module) -> None:
+        lost = set()
+        for key, value in vars(part).items():
+            if not is_setting(key):
+                continue
+            try:
+                self._notes[prefix + key] = self._memento.add(value)
+            except NotCopyableError as error:
+                self.not_copied[prefix + key] = str(error)
+                lost.add(key)
+        self._parts.append((prefix, Items(part, vars(part), partial(_is_kept, lost))))
+
+    def restore(self) -> None:
+        """Make all attributes what they were."""
+        for _, items in self._parts:
+            if items.changed():
+                items.restore()
+        self._memento.restore()
+
+    def changes(self) -> Changes:
+        """What has been done to them."""
+        appended, names = {}, dict[str, None]()
+        for prefix, items in self._parts:
+            quiet = {"training", *_computed(items.owner)}
+            names |= {prefix + key: None for key in _told(items) if key not in quiet}
+        places = {id(note): i for i, note in enumerate(self._memento.notes)}
+        for name, notes in self._notes.items():
+            for note in notes:
+                if isinstance(note, Entries) and (tail := note.appended()):
+                    appended[places[id(note)]] = tail
+                elif _told(note) if isinstance(note, Items) else note.changed():
+                    names[name] = None
+        streams = {name for name in names if any(isinstance(note.owner, STREAMS) for note in self._notes.get(name, ()))}
+        return Changes(appended, list(names), frozenset(streams))
+
+    def first_change(self) -> str | None:
+        """The name of an attribute that is not what it was, modes and caches included; None if all are."""
+        for prefix, items in self._parts:
+            for key in items.changed_keys():
+                return f"{prefix}{key}"
+        return next((name for name, notes in self._notes.items() if any(note.changed() for note in notes)), None)
+
+    def append(self, appended: Mapping[int, list[Any]]) -> None:
+        """Append entries to the lists at these places."""
+        for place, entries in appended.items():
+            self._memento.notes[place].owner.extend(entries)
+
+
+def _is_kept(lost: set[str], key: str) -> bool:
+    return is_setting(key) and key not in lost
+
+
+def _told(items: Items) -> list[str]:
+    """Keys of changed attributes, but for cached properties."""
+    kind = type(items.owner)
+    return [key for key in items.changed_keys() if not isinstance(getattr(kind, str(key), None), cached_property)]
+
+
+def _computed(part: nn.Module) -> set[str]:
+    """Attributes that hooks of ``torch.nn.utils`` compute from parameters: weights that are pruned or normalised."""
+    hooks = [hook for hook in part._forward_pre_hooks.values() if type(hook).__module__.startswith("torch.nn.utils")]
+    return {getattr(hook, "_tensor_name", getattr(hook, "name", "")) for hook in hooks}
+
+
+class ModuleState:
+    """Parameters, which of them are trained, buffers, modes and plain attributes of a module, as they are now.
+
+    Args:
+        outside, metrics: as of :class:`Attributes`.
+    """
+
+    def __init__(self, module: nn.Module, outside: Iterable[Any] = (), metrics: bool = False) -> None:
+        self.module = module
+        self.parameters = clones(parameters_of(module))
+        self.buffers = clones(buffers_of(module))
+        self.attributes = Attributes(module, outside, metrics)
+        self._requires_grad = {name: p.requires_grad for name, p in module.named_parameters()}
+
+    def restore(self, state: Mapping[str, Tensor] | None = None) -> None:
+        """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
+        for name, p in self.module.named_parameters():
+            if p.requires_grad != self._requires_grad[name]:
+                p.requires_grad_(self._requires_grad[name])
+        restore_state(self.module, {**self.parameters, **self.buffers, **(state or {})})
+        self.attributes.restore()
+
+    def moved(self) -> dict[str, Tensor]:
+        """Copies of buffers, and of parameters that are not trained but have other values now."""
+        now = parameters_of(self.module)
+        frozen = (name for name, trained in self._requires_grad.items() if not trained)
+        moved = {name: now[name] for name in frozen if not same_numbers(now[name], self.parameters[name])}
+        return clones({**buffers_of(self.module), **moved})
+
+
+def restore_state(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Make the buffers, and those parameters that are named, the given ones."""
+    parameters = parameters_of(module)
+    overwrite(parameters, {name: value for name, value in values.items() if name in parameters})
+    restore_buffers(module, values)
+
+
+def is_renormed(module: nn.Module, name: str) -> bool:
+    """Whether a parameter is the weight of an embedding that renormalises the rows it looks up."""
+    owner, _, key = name.rpartition(".")
+    return key == "weight" and getattr(module.get_submodule(owner), "max_norm", None) is not None
