@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from lightning_fed.core.memory import ClientId
 from lightning_fed.core.validation import one_of, positive, whole
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.core.memory import ClientId
 
 FEATURES, CLASSES = 60, 10
 

@@ -21,11 +21,11 @@ from lightning_fed import Exact, Quadratic
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.algorithms.fedadmm import ClientState
 from lightning_fed.core import Broadcast
+from lightning_fed.core.memory import ClientId, Memory, MemoryStore
+from lightning_fed.core.round import Step, run_round
 from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import Box
-from lightning_fed.core.round import Step, run_round
 from lightning_fed.sampling import Uniform
-from lightning_fed.core.memory import ClientId, Memory, MemoryStore
 
 N, T, U_MAX = 4, 10, 2.0  # subsystems, each with an agent and an input; horizon; bound of the inputs
 START = torch.tensor([1, 0, -1, 0, 0.5, 0, -0.5, 0], dtype=torch.float64)  # position, velocity of each subsystem

@@ -15,10 +15,10 @@ from torch.utils.data import TensorDataset
 from lightning_fed import Exact, FederatedDataModule, FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.laboratory.quadratic import Loss, Solver
+from lightning_fed.laboratory.simulate import History
 from lightning_fed.partition import IID
 from lightning_fed.prox import Box, Prox
 from lightning_fed.sampling import Uniform
-from lightning_fed.laboratory.simulate import History
 from lightning_fed.theory import gradient_mapping
 
 X0 = torch.zeros(6, dtype=torch.float64)

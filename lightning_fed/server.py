@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -13,43 +12,30 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_fed.callbacks.defaults import add_figure, equip
-from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.algorithm import Algorithm, hyper_parameters
 from lightning_fed.core.federation import Federation, warn_if_changed
 from lightning_fed.core.layout import buffers_of, overwrite, parameters_of
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
-from lightning_fed.engines.selection import Choice
+from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
+from lightning_fed.local.client_loop import ClientLoop
+from lightning_fed.local.schedule import most_batches
 from lightning_fed.local.server_snapshot import Workspace, saving_the_server
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
-from lightning_fed.trainer.hooks import FederatedCallback, notify
+from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
 Buffers = Literal["average", "server", "local"]
 EngineName = Literal["auto", "sequential", "vectorized"]
-
-
-@dataclass(frozen=True, eq=False)
-class RoundReport:
-    """What happened in a committed round."""
-
-    round: int
-    cohort: list[ClientId]
-    losses: dict[ClientId, float]
-    metrics: dict[str, float]
-
-    @property
-    def local_loss(self) -> float:
-        """Mean of the local losses that were reported."""
-        known = [loss for loss in self.losses.values() if loss == loss]
-        return sum(known) / len(known) if known else float("nan")
 
 
 class FederatedServer(FederatedCallback):
@@ -66,7 +52,7 @@ class FederatedServer(FederatedCallback):
         local_epochs: epochs per visit, instead of ``local_steps``; 1 if neither is given.
         local_tolerance: stop a visit as soon as the local problem is solved so well, by the gradient over all the
             client's data, which is looked at before the visit and after each of its epochs; a number or a
-            :class:`~lightning_fed.local.Tolerance`. ``local_steps`` or ``local_epochs`` are then the most it does.
+            :class:`~lightning_fed.theory.Tolerance`. ``local_steps`` or ``local_epochs`` are then the most it does.
         seed: of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
         buffers: what happens to buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
             ``server``, or every client keeps its own (``local``).
@@ -81,6 +67,8 @@ class FederatedServer(FederatedCallback):
         restart_schedulers: start schedulers with interval "step", and learning rates that the module sets itself, anew
             in every visit. By default they count all local steps of the run, as in a plain ``Trainer``.
     """
+
+    is_server = True
 
     def __init__(
         self,
@@ -147,6 +135,18 @@ class FederatedServer(FederatedCallback):
         return max(0, self.federation.rounds_done) if self.federation else 0
 
     @property
+    def local_work(self) -> LocalWork:
+        return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance)
+
+    def client_loop(self, trainer: pl.Trainer) -> ClientLoop:
+        """The loop that does a client's local work."""
+        return ClientLoop(trainer, self.local_work)
+
+    def most_batches(self, trainer: pl.Trainer) -> int:
+        """The batches of the longest visit that any client may have."""
+        return most_batches(trainer, self.local_work)
+
+    @property
     def local_time(self) -> int:
         """Steps of the optimiser before this round, as a plain trainer would count them: T for each round."""
         return self.federation.local_time if self.federation else 0
@@ -159,7 +159,7 @@ class FederatedServer(FederatedCallback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
-            check_setup(trainer, pl_module, self)
+            check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
         if self.figure:
             add_figure(trainer, pl_module)
         if stage != "fit":
@@ -177,7 +177,9 @@ class FederatedServer(FederatedCallback):
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
                     " Use a new Trainer for another federation."
                 )
-        equip(trainer, pl_module, self)
+        trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
+        settings = self.logged_settings(trainer)
+        equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
         trainer.fit_loop.clock.prepare()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -197,6 +199,23 @@ class FederatedServer(FederatedCallback):
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
         return {**settings, "restart_schedulers": self.restart_schedulers}
+
+    def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What is federated about this run, for the loggers."""
+        data: Any = trainer.datamodule
+        return {
+            "federated": {
+                **({"data": data.description} if data.description else {}),
+                "algorithm": hyper_parameters(self.algorithm),
+                "sampler": hyper_parameters(self.sampler),
+                "clients": len(data.client_ids),
+                "local_steps": self.local_steps,
+                "local_epochs": self.local_epochs,
+                **({"local_tolerance": hyper_parameters(self.local_tolerance)} if self.local_tolerance else {}),
+                "buffers": self.buffers,
+                "seed": self.seed,
+            }
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
@@ -375,7 +394,7 @@ class FederatedServer(FederatedCallback):
         self._warnings.not_copied(workspace)
         try:
             self._workspace = workspace
-            engine = self._choice.engine(alone, federation.layout, cohort)
+            engine = self._choice.engine(alone, self._setting(federation), cohort)
             with saving_the_server(trainer, workspace):
                 outcome = federation.play(cohort, engine)
             self._warnings.dropped(workspace, alone.left.values())
@@ -400,6 +419,10 @@ class FederatedServer(FederatedCallback):
             self._show_server(trainer)
             seed_global(self.seed, federation.rounds_done, "server")
         return outcome
+
+    def _setting(self, federation: Federation) -> Setting:
+        cohort = round(float(self.sampler.inclusion_probabilities(len(federation.examples)).sum()))
+        return Setting(federation.examples, cohort, self.local_work, self.buffers == "local")
 
     def _show_server(self, trainer: pl.Trainer) -> None:
         federation = self.federation

@@ -27,10 +27,10 @@ from lightning_fed.algorithms import (
     ParallelDRS,
     Scaffold,
 )
+from lightning_fed.core.memory import Memory, MemoryStore
+from lightning_fed.core.round import run_round
 from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import L1, Box, SquaredL2
-from lightning_fed.core.round import run_round
-from lightning_fed.core.memory import Memory, MemoryStore
 
 #: A new algorithm is enrolled in every law of ``property/`` by one line here.
 ALGORITHMS = [

@@ -5,6 +5,7 @@ import fnmatch
 import numpy as np
 import torch
 
+from lightning_fed.core.layout import Layout
 from lightning_fed.prox import (
     L1,
     L2,
@@ -24,7 +25,6 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.core.layout import Layout
 
 SHAPES = {"conv.weight": (2, 1, 1, 2), "conv.bias": (2,), "head.weight": (3, 2), "head.bias": (3,), "scale": ()}
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), torch.float64)

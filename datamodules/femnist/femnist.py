@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fed.core.validation import one_of, positive, whole
 from lightning_fed.core.cache import default_cache
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.validation import one_of, positive, whole
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.data.tensor_loader import TensorRows, row_by_row
 from lightning_fed.datamodules.femnist import sources
 from lightning_fed.datamodules.femnist.characters import ALPHABET, Characters, DataError
 from lightning_fed.datamodules.femnist.selection import Rows, select, split_as_given, split_by_sample, split_by_user
-from lightning_fed.core.memory import ClientId
-from lightning_fed.data.tensor_loader import TensorRows, row_by_row
 
 log = logging.getLogger(__name__)
 

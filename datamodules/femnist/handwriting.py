@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import positive, whole
 from lightning_fed.datamodules.femnist.characters import ALPHABET, CLASSES, PIXELS, SIDE, Block, Bytes
 from lightning_fed.datamodules.femnist.glyphs import glyphs
-from lightning_fed.core.randomness import numpy_generator
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fed.datamodules.femnist.characters import Characters, DataError
 from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.datamodules.femnist.characters import Characters, DataError
 
 Rows = dict[str, NDArray[np.int64]]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import measuring
-from lightning_fed.local.client_loop import move_batch
 from lightning_fed.tracking.wandb import log_figure, log_table
+from lightning_fed.trainer.batches import move_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar
@@ -11,10 +12,6 @@ from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.tolerance import LocalTolerance
-from lightning_fed.core.algorithm import hyper_parameters
-
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
 
 def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -23,11 +20,17 @@ def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
         _add(trainer, module, FinalFigure)
 
 
-def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+def equip(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    evaluate_every: int,
+    has_tolerance: bool,
+    settings: Mapping[str, Any],
+) -> None:
     """Add evaluation, show clients in the stock progress bar's place, keep a last checkpoint, log the settings."""
-    if server.evaluate_every and not trainer.barebones:
-        _add(trainer, module, ClientEvaluation, every_n_rounds=server.evaluate_every)
-    if server.local_tolerance is not None and not trainer.barebones:
+    if evaluate_every and not trainer.barebones:
+        _add(trainer, module, ClientEvaluation, every_n_rounds=evaluate_every)
+    if has_tolerance and not trainer.barebones:
         _add(trainer, module, LocalTolerance)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):
@@ -39,27 +42,8 @@ def equip(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServ
             callback.save_last = False  # nothing that a later run could take for its own
         elif type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
             callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
-    settings = settings_of(trainer, server)
     for logger in trainer.loggers:
-        logger.log_hyperparams(settings)
-
-
-def settings_of(trainer: pl.Trainer, server: FederatedServer) -> dict[str, Any]:
-    """What is federated about this run, for the loggers."""
-    data: Any = trainer.datamodule
-    return {
-        "federated": {
-            **({"data": data.description} if data.description else {}),
-            "algorithm": hyper_parameters(server.algorithm),
-            "sampler": hyper_parameters(server.sampler),
-            "clients": len(data.client_ids),
-            "local_steps": server.local_steps,
-            "local_epochs": server.local_epochs,
-            **({"local_tolerance": hyper_parameters(server.local_tolerance)} if server.local_tolerance else {}),
-            "buffers": server.buffers,
-            "seed": server.seed,
-        }
-    }
+        logger.log_hyperparams(dict(settings))
 
 
 def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback], **kwargs: Any) -> None:

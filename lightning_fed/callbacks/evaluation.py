@@ -15,7 +15,7 @@ from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.core.federation import Federation
-    from lightning_fed.server import RoundReport
+    from lightning_fed.trainer.hooks import RoundReport
 
 
 class ClientEvaluation(FederatedCallback):

@@ -7,12 +7,13 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import TQDMProgressBar
 
 from lightning_fed.core.algorithm import Reply
-from lightning_fed.local.client_loop import Visit
-from lightning_fed.trainer.hooks import FederatedCallback
+from lightning_fed.trainer.hooks import FederatedCallback, Visit
 
 
 class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
     """Shows the round, the client at work, its step and its loss; the bar counts the clients of the round."""
+
+    reads_module = False
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         super().__init__(refresh_rate, process_position, leave)

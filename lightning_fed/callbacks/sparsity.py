@@ -10,7 +10,7 @@ from lightning_fed.core.selective import Patterns
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.server import RoundReport
+    from lightning_fed.trainer.hooks import RoundReport
 
 
 class Sparsity(FederatedCallback):

@@ -10,8 +10,7 @@ from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.core.algorithm import Reply
-    from lightning_fed.local.client_loop import Visit
-    from lightning_fed.server import RoundReport
+    from lightning_fed.trainer.hooks import RoundReport, Visit
 
 
 class LocalTolerance(FederatedCallback):

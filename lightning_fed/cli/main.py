@@ -18,7 +18,6 @@ from jsonargparse import set_parsing_settings
 from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fed import algorithms, datamodules, models, prox, sampling
-from lightning_fed.callbacks.defaults import settings_of
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules.femnist.characters import DataError
 from lightning_fed.server import FederatedServer
@@ -35,7 +34,7 @@ class LogConfig(SaveConfigCallback):
         config = yaml.safe_load(text)
         server = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedServer))
         if stage == "fit":
-            config["federated"] |= settings_of(trainer, server)["federated"]
+            config["federated"] |= server.logged_settings(trainer)["federated"]
         for logger in trainer.loggers:
             logger.log_hyperparams(config)
         if stage == "fit" and not trainer.fast_dev_run:
@@ -68,7 +67,7 @@ class FederatedCLI(LightningCLI):
 KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
-#: beside Lightning's own: ``lightning-fed NAME ...`` calls ``main`` of ``lightning_fed.cli.commands.NAME``; with its help
+#: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
 COMMANDS = {
     "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
     "compare": "run the whole family on the synthetic sets",

@@ -16,10 +16,8 @@ from torch import Generator, Tensor
 from typing_extensions import Self
 
 from lightning_fed.core.prox import Prox
-from lightning_fed.core.records import add as add
 from lightning_fed.core.records import num_bytes as num_bytes
 from lightning_fed.core.records import record as record
-from lightning_fed.core.records import scale as scale
 from lightning_fed.core.records import tree_map as tree_map
 from lightning_fed.core.records import wide as wide
 from lightning_fed.core.zero import Zero
@@ -27,7 +25,6 @@ from lightning_fed.core.zero import Zero
 if TYPE_CHECKING:
     from lightning_fed.core.layout import Layout
 
-T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound="HasModel")
 ClientT = TypeVar("ClientT")
 MessageT = TypeVar("MessageT")

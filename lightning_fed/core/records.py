@@ -23,7 +23,7 @@ def record(cls: type[T]) -> type[T]:
     ... class Pair:
     ...     a: Tensor
     ...     b: Tensor
-    >>> scale(Pair(torch.ones(1), torch.zeros(1)), 2.0).a
+    >>> tree_map(lambda x: 2 * x, Pair(torch.ones(1), torch.zeros(1))).a
     tensor([2.])
     """
     frozen = dataclass(frozen=True, eq=False)(cls)
@@ -45,16 +45,6 @@ def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
     else:
         mapped = pytree.tree_map(function, tree, *others)
     return mapped
-
-
-def scale(tree: T, factor: float) -> T:
-    """Multiply every tensor of a record by ``factor``."""
-    return tree_map(lambda leaf: leaf * factor, tree)
-
-
-def add(left: T, right: T) -> T:
-    """Add two records of the same shape, tensor by tensor."""
-    return tree_map(lambda a, b: a + b, left, right)
 
 
 def wide(x: Tensor) -> Tensor:

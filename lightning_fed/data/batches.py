@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.core.draws import Orders, epoch_orders
-
-if TYPE_CHECKING:
-    from lightning_fed.core.memory import ClientId
-    from lightning_fed.server import FederatedServer
+from lightning_fed.core.local_work import LocalWork
+from lightning_fed.core.memory import ClientId
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,13 @@ class Cut:
         return kept.reshape(-1)[: self.steps * self.size].reshape(self.steps, self.size)
 
 
-def cut_visit(
-    trainer: Any, server: FederatedServer, samples: int, batch_size: int, drop_last: bool, work: float
-) -> Cut:
-    """The batches of a client that holds so many ``samples`` and gets a share of its ``work`` done."""
+def cut_visit(trainer: Any, work: LocalWork, samples: int, batch_size: int, drop_last: bool, share: float) -> Cut:
+    """The batches of a client that holds so many ``samples`` and does a ``share`` of its ``work``."""
     kept = samples
     if trainer.overfit_batches:  # every epoch has the same first batches
         kept = min(samples, limited(trainer.limit_train_batches, -(-samples // batch_size)) * batch_size)
-    if server.local_steps:
-        return Cut(kept, min(batch_size, kept), limited_visit(trainer, max(1, int(work * server.local_steps))))
+    if work.steps:
+        return Cut(kept, min(batch_size, kept), limited_visit(trainer, max(1, int(share * work.steps))))
     if drop_last:
         kept -= kept % batch_size
     if not kept:
@@ -80,7 +76,7 @@ def cut_visit(
         )
     size = min(batch_size, kept)
     per_epoch = -(-kept // size)
-    epochs = max(1, int(work * (server.local_epochs or 1)))
+    epochs = max(1, int(share * (work.epochs or 1)))
     return Cut(kept, size, limited_visit(trainer, epochs * per_epoch), per_epoch)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -15,8 +16,8 @@ from pytorch_lightning.plugins.precision import DoublePrecision, Precision
 from pytorch_lightning.utilities import rank_zero_info
 from torch import nn, optim
 
-from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core.layout import Layout, buffers_of
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Engine
 from lightning_fed.data.batches import cut_visit
@@ -31,11 +32,8 @@ from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.local.stacked.stack import STACK, unfavourable
 from lightning_fed.local.steps.hookless import needs_hooks
 from lightning_fed.trainer.declarations import declares, undeclared
-from lightning_fed.trainer.hooks import listening
+from lightning_fed.trainer.hooks import reading
 from lightning_fed.trainer.module_state import Attributes
-
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
 #: Optimisers that treat every number on its own, so that a stack of models is just a larger model.
 ELEMENTWISE = (
@@ -60,20 +58,28 @@ FREQUENT = 10
 ROUNDS = 100
 
 
-def full_batch(trainer: pl.Trainer, server: FederatedServer) -> int:
-    """The size of the largest batch that a client of the federation has."""
-    assert server.federation is not None
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    return min(int(data.batch_size), max(server.federation.examples.values()))
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What decides about the engine of a federation.
+
+    Args:
+        examples: numbers of samples by client.
+        cohort: expected number of clients in a round. That of the first one would make a resumed run decide otherwise.
+        work: of a visit.
+        keeps_buffers: whether clients keep buffers of their own.
+    """
+
+    examples: Mapping[ClientId, int]
+    cohort: int
+    work: LocalWork
+    keeps_buffers: bool
+
+    def full_batch(self, batch_size: int) -> int:
+        """The size of the largest batch that a client of the federation has."""
+        return min(batch_size, max(self.examples.values()))
 
 
-def clients_per_round(server: FederatedServer) -> int:
-    """The expected size of a cohort: that of the first one would make a resumed run decide otherwise."""
-    assert server.federation is not None
-    return round(float(server.sampler.inclusion_probabilities(len(server.federation.examples)).sum()))
-
-
-def steps_by_kind(trainer: pl.Trainer, server: FederatedServer) -> dict[tuple[int, Hashable], float]:
+def steps_by_kind(trainer: pl.Trainer, setting: Setting) -> dict[tuple[int, Hashable], float]:
     """How many local steps a round is expected to have on batches of each size and kind of samples."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     clients: Counter[tuple[int, Hashable]] = Counter()  # by number and kind of their samples
@@ -83,28 +89,28 @@ def steps_by_kind(trainer: pl.Trainer, server: FederatedServer) -> dict[tuple[in
             clients[len(tensors[0] if rows is None else rows), kind_of(tensors)] += 1
     found: Counter[tuple[int, Hashable]] = Counter()
     for (samples, kind), count in clients.items():
-        sizes = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, 1.0).sizes()
+        sizes = cut_visit(trainer, setting.work, samples, data.batch_size, data.drop_last, 1.0).sizes()
         for size, steps in zip(*np.unique(sizes, return_counts=True), strict=True):
             found[int(size), kind] += int(steps) * count
-    share = clients_per_round(server) / len(data.client_ids)
+    share = setting.cohort / len(data.client_ids)
     return {kind: share * count for kind, count in found.items()}
 
 
-def not_worth_it(trainer: pl.Trainer, server: FederatedServer) -> str | None:
+def not_worth_it(trainer: pl.Trainer, setting: Setting) -> str | None:
     """Why stacking clients would not be faster; None if it should be."""
-    if clients_per_round(server) < 2:
+    if setting.cohort < 2:
         return "a round has one client"
-    steps, full = steps_by_kind(trainer, server), full_batch(trainer, server)
+    steps, full = steps_by_kind(trainer, setting), setting.full_batch(trainer.datamodule.batch_size)
     together = sum(count for kind, count in steps.items() if kind[0] == full or count >= FREQUENT)
     if together < sum(steps.values()) / 2:
         return "most batches have sizes that few others have"
     return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
 
 
-def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch.dtype) -> str | None:
+def impossible(trainer: pl.Trainer, setting: Setting, layout_dtype: torch.dtype) -> str | None:
     """Why clients cannot be stacked, as far as can be seen without trying."""
     module = trainer.lightning_module
-    if reason := needs_hooks(trainer, server):
+    if reason := needs_hooks(trainer):
         return reason
     if type(trainer.precision_plugin) not in (Precision, DoublePrecision):
         return f"precision {trainer.precision} is mixed"
@@ -121,14 +127,13 @@ def impossible(trainer: pl.Trainer, server: FederatedServer, layout_dtype: torch
         return "parameters have different precisions"
     if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         return "a scheduler steps with every batch"
-    if server.local_tolerance is not None:
+    if setting.work.tolerance is not None:
         return "visits end when their problem is solved well enough"
-    if server.buffers == "local" and buffers_of(module):
+    if setting.keeps_buffers and buffers_of(module):
         return "clients keep buffers of their own"
     for hook in ("on_client_start", "on_client_step"):
-        for callback in listening(trainer, hook):
-            if not isinstance(callback, FederatedProgressBar):
-                return f"{type(callback).__name__} has an {hook} hook"
+        for callback in reading(trainer, hook):
+            return f"{type(callback).__name__} has an {hook} hook"
     return None
 
 
@@ -156,12 +161,12 @@ class Choice:
         self.asked, self.compile, self.workers = asked, compile, workers
         self._decided: tuple[Layout, Attributes | None, StackedLocal | None] | None = None
 
-    def engine(self, alone: SequentialEngine, layout: Layout, cohort: Sequence[ClientId]) -> Engine:
+    def engine(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> Engine:
         """The engine of a round; ``alone`` asks one client after another."""
-        trainer, server = alone.loop.trainer, alone.loop.server
+        trainer = alone.loop.trainer
         if not cohort:
             return alone
-        stacked = self._stacked(trainer, server, layout, cohort)
+        stacked = self._stacked(alone, setting, cohort)
         if stacked is not None:
             return VectorizedEngine(alone, stacked)
         if self.workers == 1 or len(cohort) == 1:
@@ -174,71 +179,70 @@ class Choice:
         self.workers = 1
         warnings.warn(f"Clients are trained in this process from here on: {reason}.", stacklevel=2)
 
-    def _stacked(
-        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
-    ) -> StackedLocal | None:
+    def _stacked(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
         """Whoever answers for a stack of clients; None if clients are asked one by one."""
-        stacked = self._decision(trainer, server, layout, cohort)
+        stacked = self._decision(alone, setting, cohort)
         if stacked is None or stacked.given_up:
             return None
-        if reason := impossible(trainer, server, layout.dtype):  # a callback may have changed something
+        if reason := impossible(
+            alone.loop.trainer, setting, alone.layout.dtype
+        ):  # a callback may have changed something
             stacked.give_up(UnfitError(reason))
             return None
         return stacked
 
-    def _decision(
-        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
-    ) -> StackedLocal | None:
+    def _decision(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
         """Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them."""
-        if self._decided is not None and self._decided[0] == layout:
+        if self._decided is not None and self._decided[0] == alone.layout:
             attributes, stacked = self._decided[1:]
             if attributes is None or attributes.first_change() is None:
                 return stacked
-        stacked = self._decide(trainer, server, layout, cohort)
-        attributes = None if stacked is None else Attributes(trainer.lightning_module)
-        self._decided = layout, attributes, stacked
+        stacked = self._decide(alone, setting, cohort)
+        attributes = None if stacked is None else Attributes(alone.loop.trainer.lightning_module)
+        self._decided = alone.layout, attributes, stacked
         return stacked
 
-    def _decide(
-        self, trainer: pl.Trainer, server: FederatedServer, layout: Layout, cohort: Sequence[ClientId]
-    ) -> StackedLocal | None:
+    def _decide(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
         if self.asked == "sequential":
             return None
+        trainer, layout = alone.loop.trainer, alone.layout
         try:
             check_plannable(trainer.datamodule)  # type: ignore[attr-defined]
             if self.asked == "auto":
-                self._check_worth(trainer, server)
-            if reason := impossible(trainer, server, layout.dtype):
+                self._check_worth(trainer, setting)
+            if reason := impossible(trainer, setting, layout.dtype):
                 raise UnfitError(reason)
-            stacked = self._made(trainer, server, layout)
-            try_out(stacked, server, cohort)
+            stacked = self._made(trainer, setting, layout)
+            try_out(stacked, setting.work, alone.round, cohort)
         except UnfitError as error:
             if self.asked == "vectorized":
                 raise ValueError(f'engine="vectorized" is impossible here: {error}. Use engine="auto".') from None
             rank_zero_info(f"Clients are trained one by one: {error}.")
             return None
         how = ", in C" if stacked.in_c else ""
-        alone = self.workers > 1 and not stacked.in_c
-        rest = f"; workers={self.workers} are for clients trained one by one" if alone else ""
+        idle = self.workers > 1 and not stacked.in_c
+        rest = f"; workers={self.workers} are for clients trained one by one" if idle else ""
         rank_zero_info(f"Clients are trained side by side{how}{rest}.")
         return stacked
 
-    def _check_worth(self, trainer: pl.Trainer, server: FederatedServer) -> None:
+    def _check_worth(self, trainer: pl.Trainer, setting: Setting) -> None:
         """What ``auto`` asks for: that stacking should be faster, and that the module says it is right."""
         module = trainer.lightning_module
-        if reason := not_worth_it(trainer, server):
+        if reason := not_worth_it(trainer, setting):
             raise UnfitError(reason)
         if not declares(module, "stackable", "training_step"):
             raise UnfitError(undeclared(module))
 
-    def _made(self, trainer: pl.Trainer, server: FederatedServer, layout: Layout) -> StackedLocal:
-        in_c = self._saved_by_c(server) > C_SECONDS
-        frequent = {kind for kind, steps in steps_by_kind(trainer, server).items() if steps >= FREQUENT}
-        return StackedLocal(trainer, layout, full_batch(trainer, server), frequent, in_c, self.workers)
+    def _made(self, trainer: pl.Trainer, setting: Setting, layout: Layout) -> StackedLocal:
+        in_c = self._saved_by_c(setting) > C_SECONDS
+        frequent = {kind for kind, steps in steps_by_kind(trainer, setting).items() if steps >= FREQUENT}
+        return StackedLocal(
+            trainer, layout, setting.full_batch(trainer.datamodule.batch_size), frequent, in_c, self.workers
+        )
 
-    def _saved_by_c(self, server: FederatedServer) -> float:
+    def _saved_by_c(self, setting: Setting) -> float:
         """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""
         if self.compile != "auto":
             return math.inf if self.compile else 0
-        steps = ROUNDS * (server.local_steps or server.local_epochs or 1)
-        return steps * -(-clients_per_round(server) // STACK) * SAVED_SECONDS
+        steps = ROUNDS * (setting.work.steps or setting.work.epochs or 1)
+        return steps * -(-setting.cohort // STACK) * SAVED_SECONDS

@@ -12,10 +12,10 @@ from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Step
 from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
-from lightning_fed.local.client_loop import ClientLoop, Visit
+from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.server_snapshot import Left, Workspace
 from lightning_fed.local.solver import ModuleLocal
-from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.remedies import remedy_for
 
 if TYPE_CHECKING:

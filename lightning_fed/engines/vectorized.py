@@ -8,14 +8,12 @@ import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core.algorithm import Broadcast, Question, Reply, Solution, StepMap
 from lightning_fed.core.layout import is_finite, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Replies, Step
 from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
-from lightning_fed.local.client_loop import Visit
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.solver import ModuleLocal
 from lightning_fed.local.stacked.batches import Plan
@@ -23,7 +21,7 @@ from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.problem import Asked, Questions
 from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.local.stacked.stack import STACK, STACK_NUMBERS
-from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.hooks import Visit, listening, notify, reading
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +128,7 @@ class VectorizedEngine:
     def _show(self, visits: list[Visit], replies: Replies) -> None:
         """Tell callbacks of the clients' ends; the module holds a client's model, where somebody could look at it."""
         listeners = listening(self.trainer, "on_client_end")
-        look = any(not isinstance(callback, FederatedProgressBar) for callback in listeners)
+        look = bool(reading(self.trainer, "on_client_end"))
         for visit, reply in zip(visits, replies.apart(), strict=True) if listeners else ():
             if look:
                 overwrite(parameters_of(self.alone.workspace.module), self.stacked.layout.split(reply.x_i))
@@ -189,7 +187,7 @@ class VectorizedEngine:
         return stacked, logs
 
     def _plans(self, visits: Sequence[Visit]) -> list[Plan]:
-        return Plan.all_of(self.trainer, self.alone.loop.server, visits)
+        return Plan.all_of(self.trainer, self.alone.loop.work, visits)
 
     def _check(self, replies: Replies, visits: list[Visit]) -> None:
         if not is_finite(replies.x_i):

@@ -21,18 +21,15 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.core.algorithm import Broadcast, Reply
 from lightning_fed.core.layout import clones, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.engines.shared_memory import Parcel
-from lightning_fed.local.certificate import Exactness
-from lightning_fed.local.client_loop import Visit
 from lightning_fed.local.server_snapshot import Left
 from lightning_fed.local.steps.hookless import GRADIENT_HOOKS
-from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.hooks import Exactness, Visit, is_server, listening, notify, reading
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.memento import STREAMS, stream_state
 from lightning_fed.trainer.merged_log import Logged
@@ -52,15 +49,12 @@ def why_not_workers(trainer: pl.Trainer) -> str | None:
         return "an accelerator cannot be shared by forked processes"
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, FederatedProgressBar):
-            continue
         for name in GRADIENT_HOOKS:
-            if type(callback).__name__ != "FederatedServer" and is_overridden(name, callback):
+            if not is_server(callback) and is_overridden(name, callback):
                 return f"{type(callback).__name__} overrides {name}"
     for hook in ("on_client_start", "on_client_step"):
-        for callback in listening(trainer, hook):
-            if not isinstance(callback, FederatedProgressBar):
-                return f"{type(callback).__name__} has an {hook} hook"
+        for callback in reading(trainer, hook):
+            return f"{type(callback).__name__} has an {hook} hook"
     for part in trainer.lightning_module.modules():
         if isinstance(part, Metric) and (part.full_state_update is not False or part.dist_sync_on_step):
             return f"{type(part).__name__} cannot be merged from parts"
@@ -143,7 +137,7 @@ class WorkersEngine:
         vars(visit).update(answer.visit)
         for optimizer in self.trainer.optimizers:
             vars(optimizer)["_opt_called"] = True  # elsewhere; schedulers look at it before they step
-        if any(not isinstance(c, FederatedProgressBar) for c in listening(self.trainer, "on_client_end")):
+        if reading(self.trainer, "on_client_end"):
             overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
         notify(self.trainer, "on_client_end", visit, reply)
         return reply

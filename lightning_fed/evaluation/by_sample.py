@@ -20,10 +20,10 @@ from lightning_fed.core.layout import Layout
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.tensor_loader import TensorLoader
 from lightning_fed.evaluation.results import Evaluation
-from lightning_fed.local.client_loop import move_batch
 from lightning_fed.local.stacked.pure_step import Notes, PureStep, UnfitError
 from lightning_fed.local.stacked.stack import STACK
 from lightning_fed.local.steps.hookless import TRANSFER_HOOKS
+from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.private import is_overridden
 
 #: Minimum number of clients for evaluating them together.

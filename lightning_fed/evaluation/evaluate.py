@@ -22,9 +22,9 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.data.loading import counted
 from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
-from lightning_fed.local.client_loop import move_batch
 from lightning_fed.local.stacked.stack import unfavourable
 from lightning_fed.theory.residuals import gradient_mapping
+from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.clock import local_time
 from lightning_fed.trainer.declarations import declares
 from lightning_fed.trainer.loops import RoundResults

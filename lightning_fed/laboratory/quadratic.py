@@ -116,8 +116,8 @@ class GradientDescent:
     Args:
         steps: how many; with ``until``, at most.
         lr: their length.
-        until: a :class:`~lightning_fed.local.Tolerance`, or a number that the norm of the local problem's gradient must
-            not exceed. A start that is good enough is the answer, after no steps at all.
+        until: a :class:`~lightning_fed.theory.Tolerance`, or a number that the norm of the local problem's gradient
+            must not exceed. A start that is good enough is the answer, after no steps at all.
         batch_size: samples in a batch; all of them if None.
 
     >>> f = Quadratic.scalar(1.0, 3.0)

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Question
-from lightning_fed.theory.tolerance import Tolerance
-
-
-@dataclass
-class Exactness:
-    """The norm of the question's gradient, and the largest that is good enough."""
-
-    residual: float
-    limit: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether the point that was last looked at is good enough."""
-        return self.residual <= self.limit
+from lightning_fed.core.local_work import Tolerance
+from lightning_fed.trainer.hooks import Exactness
 
 
 class Certificate(Exactness):

@@ -5,151 +5,35 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from lightning_fed.core.memory import ClientId
-from lightning_fed.core.randomness import seed_global, torch_generator
-from lightning_fed.data.batches import cut_visit, limited, limited_visit, orders_of
-from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.loading import counted
-from lightning_fed.data.sampled import sampled_batches
-from lightning_fed.local.certificate import Certificate, Exactness
+from lightning_fed.local.augmented_gradient import AugmentedGradient
+from lightning_fed.local.certificate import Certificate
+from lightning_fed.local.schedule import visit_loaders
 from lightning_fed.local.steps.hookless import LeanStep, why_not
 from lightning_fed.local.steps.in_place import FusedStep, is_possible
-from lightning_fed.trainer.hooks import listening
+from lightning_fed.trainer.batches import move_batch
+from lightning_fed.trainer.hooks import Visit, listening
 from lightning_fed.trainer.private import (
     SIGTERMException,
     _Loop,
     batch_size_of,
     call_module_hook,
-    call_strategy_hook,
-    is_overridden,
     is_param_in_hook_signature,
 )
-
-if TYPE_CHECKING:
-    from lightning_fed.core.algorithm import Question
-    from lightning_fed.local.solver import AugmentedGradient
-    from lightning_fed.server import FederatedServer
-
-
-@dataclass
-class Visit:
-    """One client's turn in a round, and how far it has come.
-
-    ``question`` is what it was last asked to minimise, ``certificate`` how exact it is under a tolerance; None if not.
-    """
-
-    round: int
-    client: ClientId
-    position: int
-    cohort: int
-    step: int = 0
-    optimizer_steps: int = 0
-    planned: int = 0
-    work: float = 1.0
-    loss: torch.Tensor | None = None
-    question: Question | None = None
-    certificate: Exactness | None = None
-
-
-def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
-    """A batch on its way to the device, through the module's and the datamodule's transfer hooks."""
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
-
-
-def visit_loaders(
-    trainer: pl.Trainer, server: FederatedServer, visit: Visit, *, seed: bool = True
-) -> Iterator[tuple[Any, int]]:
-    """The loader of each local epoch of a visit, and how many of its batches are due; sets ``visit.planned``.
-
-    ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
-    """
-    data: Any = trainer.datamodule
-    overridden = is_overridden("client_dataloader", data, FederatedDataModule)
-    for epoch, loader_and_count in enumerate((_own_loaders if overridden else _loaders)(trainer, server, visit)):
-        if seed:
-            seed_global(server.seed, visit.round, visit.client, epoch)
-        yield loader_and_count
-
-
-def planned_steps(trainer: pl.Trainer, server: FederatedServer, cid: ClientId) -> int:
-    """The batches of a visit of this client."""
-    visit = Visit(0, cid, 0, 1)
-    next(visit_loaders(trainer, server, visit, seed=False))
-    return visit.planned
-
-
-def most_batches(trainer: pl.Trainer, server: FederatedServer) -> int:
-    """The batches of the longest visit that any client of the federation may have."""
-    data: Any = trainer.datamodule
-    if server.local_steps:
-        return planned_steps(trainer, server, data.client_ids[0])
-    if data.sampler is not None or is_overridden("client_dataloader", data, FederatedDataModule):
-        return max(planned_steps(trainer, server, cid) for cid in data.client_ids)
-    sizes = {data.num_examples(cid) for cid in data.client_ids}
-    return max(cut_visit(trainer, server, n, data.batch_size, data.drop_last, 1.0).steps for n in sizes)
-
-
-def _loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
-    """Loaders of batches that are cut here, alike for every engine."""
-    data: Any = trainer.datamodule
-    own_order = data.sampler is not None and not trainer.overfit_batches  # which takes samples as they are stored
-    epochs = (sampled_batches if own_order else _shuffled_batches)(trainer, server, visit)
-    visit.planned = sum(map(len, epochs))
-    for epoch, batches in enumerate(epochs):
-        yield data.batches_dataloader(visit.client, batches, _generator(server, visit, epoch)), len(batches)
-
-
-def _shuffled_batches(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> list[list[torch.Tensor]]:
-    """The batches of each local epoch of a visit, as docs/draws.md specifies them."""
-    data: Any = trainer.datamodule
-    samples, cid = data.num_examples(visit.client), visit.client
-    cut = cut_visit(trainer, server, samples, data.batch_size, data.drop_last, visit.work)
-    (order,) = orders_of(trainer, server.seed, visit.round, [cid], [samples], [cut])
-    rows, sizes = torch.from_numpy(cut.rows(order)), cut.sizes().tolist()
-    batches = [own[:size] for own, size in zip(rows, sizes, strict=True)]
-    return [batches[first:last] for first, last in pairwise([*cut.first_steps(), cut.steps])]
-
-
-def _own_loaders(trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Iterator[tuple[Any, int]]:
-    """The user's own loader, made anew for every epoch."""
-    data: Any = trainer.datamodule
-    epoch = done = 0
-    while epoch == 0 or done < visit.planned:
-        generator = _generator(server, visit, epoch)
-        loader = data.client_dataloader(visit.client, generator, shuffle=not trainer.overfit_batches)
-        if len(loader) < 1:
-            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
-        length = limited(trainer.limit_train_batches, len(loader)) if trainer.overfit_batches else len(loader)
-        if epoch == 0:
-            steps, epochs = server.local_steps or 0, server.local_epochs or 1
-            due = max(1, int(visit.work * steps)) if steps else max(1, int(visit.work * epochs)) * length
-            visit.planned = limited_visit(trainer, due)
-        count = min(length, visit.planned - done)
-        yield loader, count
-        done += count
-        epoch += 1
-
-
-def _generator(server: FederatedServer, visit: Visit, epoch: int) -> torch.Generator:
-    """One for each local epoch: a draw never depends on what was drawn before it."""
-    return torch_generator(server.seed, visit.round, visit.client, epoch, "batches")
 
 
 class ClientLoop(_Loop):
     """Local work of one client: batches through Lightning's automatic or manual optimisation, or the lean step."""
 
-    def __init__(self, trainer: pl.Trainer, server: FederatedServer) -> None:
+    def __init__(self, trainer: pl.Trainer, work: LocalWork) -> None:
         super().__init__(trainer)
-        self.server = server
+        self.work = work
         self.question: AugmentedGradient | None = None
         self.stepping = True
         self._lean: LeanStep | None = None
@@ -214,7 +98,7 @@ class ClientLoop(_Loop):
         progress.is_last_batch = last
 
     def _step_without_hooks(self, question: AugmentedGradient) -> LeanStep | None:
-        if why_not(self.trainer, self.server) is not None:
+        if why_not(self.trainer) is not None:
             return None
         if question.plain and is_possible(self.trainer):
             return FusedStep(self.trainer, question, self._wants_index)
@@ -223,7 +107,7 @@ class ClientLoop(_Loop):
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any, int | None]]:
         """Batches of the visit: index, whether a step is due after it at the latest, batch, samples if known."""
         done = 0
-        for loader, count in visit_loaders(self.trainer, self.server, visit):
+        for loader, count in visit_loaders(self.trainer, self.work, visit):
             for batch_idx, (batch, samples) in zip(range(done, done + count), counted(loader), strict=False):
                 yield batch_idx, batch_idx == visit.planned - 1, batch, samples
             done += count

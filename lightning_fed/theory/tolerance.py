@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from lightning_fed.core.local_work import Tolerance as Tolerance
 from lightning_fed.core.validation import is_number, positive
 from lightning_fed.theory.bounds import residual_for, summable_error2
 
 NEARNESS = "It is the Lipschitz constant of the clients' gradients; leave it out to bound the gradient itself."
-
-
-class Tolerance(ABC):
-    r"""Local work may stop at x when :math:`r = \|\nabla\varphi(x)\|` is small enough.
-
-    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the client's question and the
-    gradient of :math:`f_i` is taken over all its data.
-    """
-
-    @abstractmethod
-    def limit(self, round: int, rho: float, first: float) -> float:
-        """What r may be in this round, for a question with penalty ``rho`` whose r was ``first`` at the start."""
 
 
 @dataclass(frozen=True)

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.local_work import LocalWork
+from lightning_fed.core.memory import ClientId
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.sampling import Sampler
 from lightning_fed.theory.tolerance import Tolerance
+from lightning_fed.trainer.hooks import is_server
 from lightning_fed.trainer.private import check_lightning_version, is_overridden, is_param_in_hook_signature
 
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
-
-def check_setup(trainer: pl.Trainer, module: pl.LightningModule, server: FederatedServer) -> None:
+def check_setup(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    algorithm: Algorithm[Any, Any, Any],
+    sampler: Sampler,
+    work: LocalWork,
+) -> None:
     """Everything that can be known before the model is set up."""
     check_lightning_version()
-    _check_trainer(trainer, server)
+    _check_trainer(trainer)
     _check_module(module)
-    _check_data(trainer.datamodule, server)
+    _check_data(trainer.datamodule)
+    _check_sampler(trainer.datamodule.client_ids, algorithm, sampler)
+    _check_batches(trainer.datamodule, work)
 
 
-def _check_trainer(trainer: pl.Trainer, server: FederatedServer) -> None:
+def _check_trainer(trainer: pl.Trainer) -> None:
     if not isinstance(trainer, pl.Trainer):
         raise TypeError(
             f"FederatedServer works on pytorch_lightning.Trainer, got {type(trainer).__module__}.Trainer."
@@ -37,7 +46,7 @@ def _check_trainer(trainer: pl.Trainer, server: FederatedServer) -> None:
             f"FederatedServer runs clients on one device, got strategy {type(trainer.strategy).__name__}."
             ' Use Trainer(devices=1, strategy="auto").'
         )
-    if sum(isinstance(callback, type(server)) for callback in trainer.callbacks) > 1:
+    if sum(map(is_server, trainer.callbacks)) > 1:
         raise ValueError("The trainer has more than one FederatedServer; keep one.")
     for refused in (LearningRateFinder, BatchSizeFinder, StochasticWeightAveraging):
         if any(isinstance(callback, refused) for callback in trainer.callbacks):
@@ -62,26 +71,31 @@ def _check_module(module: pl.LightningModule) -> None:
         )
 
 
-def _check_data(data: Any, server: FederatedServer) -> None:
+def _check_data(data: Any) -> None:
     if not isinstance(data, FederatedDataModule):
         got = "no datamodule" if data is None else type(data).__name__
         raise TypeError(
             f"A federated fit needs data split by client: trainer.fit(module, datamodule=FederatedDataModule(...));"
             f" got {got}. FederatedDataModule.from_dataset splits any map-style dataset."
         )
-    ids = data.client_ids
-    server.sampler.check(len(ids))
-    if server.algorithm.everybody and server.sampler.inclusion_probabilities(len(ids)).min() < 1:
+
+
+def _check_sampler(ids: list[ClientId], algorithm: Algorithm[Any, Any, Any], sampler: Sampler) -> None:
+    sampler.check(len(ids))
+    if algorithm.everybody and sampler.inclusion_probabilities(len(ids)).min() < 1:
         raise ValueError(
-            f"{type(server.algorithm).__name__} needs every client in every round, but {server.sampler} leaves some"
-            " out. Leave clients_per_round away, or use FedADMM or FedDR."
+            f"{type(algorithm).__name__} needs every client in every round, but {sampler} leaves some out. Omit"
+            " clients_per_round, or use FedADMM or FedDR."
         )
-    for cid in ids:
+
+
+def _check_batches(data: FederatedDataModule, work: LocalWork) -> None:
+    for cid in data.client_ids:
         if data.num_examples(cid) < 1:
             raise ValueError(f"Client {cid!r} has no training samples. Leave it out of the federation.")
     own_batches = is_overridden("client_dataloader", data, FederatedDataModule)
-    if server.local_steps is None and data.drop_last and data.sampler is None and not own_batches:
-        small = next((cid for cid in ids if data.num_examples(cid) < data.batch_size), None)
+    if work.steps is None and data.drop_last and data.sampler is None and not own_batches:
+        small = next((cid for cid in data.client_ids if data.num_examples(cid) < data.batch_size), None)
         if small is not None:
             raise ValueError(
                 f"Client {small!r} has {data.num_examples(small)} samples, less than one batch of {data.batch_size},"

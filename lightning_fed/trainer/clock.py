@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
-
-from lightning_fed.local.client_loop import most_batches
-
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
 
 class LocalClock:
@@ -19,10 +13,13 @@ class LocalClock:
 
     T is one number for the whole run: the batches of ``local_steps``, or the most that any client's local epochs have.
     Loggers, checkpoints and callbacks count rounds, so the clock runs only while code of the module is at work.
+
+    Args:
+        most_batches: gives T, in batches.
     """
 
-    def __init__(self, trainer: pl.Trainer, server: FederatedServer) -> None:
-        self.trainer, self.server = trainer, server
+    def __init__(self, trainer: pl.Trainer, most_batches: Callable[[], int]) -> None:
+        self.trainer, self._most_batches = trainer, most_batches
         self.running = False
         self.batch_idx: int | None = None  # of the batch at work in a visit
         self._batches: int | None = None
@@ -31,7 +28,7 @@ class LocalClock:
     def batches(self) -> int:
         """T, in batches."""
         if self._batches is None:
-            self._batches = most_batches(self.trainer, self.server)
+            self._batches = self._most_batches()
         return self._batches
 
     @property

@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-if TYPE_CHECKING:
-    from lightning_fed.core.algorithm import Reply
-    from lightning_fed.local.client_loop import Visit
-    from lightning_fed.server import RoundReport
+from lightning_fed.core.algorithm import Question, Reply
+from lightning_fed.core.memory import ClientId
+
+
+@dataclass
+class Exactness:
+    """The norm of the question's gradient, and the largest that is good enough."""
+
+    residual: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the point that was last looked at is good enough."""
+        return self.residual <= self.limit
+
+
+@dataclass
+class Visit:
+    """One client's turn in a round, and how far it has come.
+
+    ``question`` is what it was last asked to minimise, ``certificate`` how exact it is under a tolerance; None if not.
+    """
+
+    round: int
+    client: ClientId
+    position: int
+    cohort: int
+    step: int = 0
+    optimizer_steps: int = 0
+    planned: int = 0
+    work: float = 1.0
+    loss: torch.Tensor | None = None
+    question: Question | None = None
+    certificate: Exactness | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RoundReport:
+    """What happened in a committed round."""
+
+    round: int
+    cohort: list[ClientId]
+    losses: dict[ClientId, float]
+    metrics: dict[str, float]
+
+    @property
+    def local_loss(self) -> float:
+        """Mean of the local losses that were reported."""
+        known = [loss for loss in self.losses.values() if loss == loss]
+        return sum(known) / len(known) if known else float("nan")
 
 
 class FederatedCallback(pl.Callback):
@@ -18,7 +66,13 @@ class FederatedCallback(pl.Callback):
 
     Lightning's own hooks fire as well: ``on_train_epoch_start``, ``on_train_batch_start`` and their ends once per
     round, gradient hooks such as ``on_before_optimizer_step`` once per local step.
+
+    ``reads_module`` is False for a callback that never looks at the module in a hook about a visit, so that clients
+    may be trained elsewhere; ``is_server`` is True for the one that runs the federation.
     """
+
+    reads_module = True
+    is_server = False
 
     def log_round(self, metrics: dict[str, float]) -> None:
         """Log numbers about a round in full precision; what is not a number is left out."""
@@ -53,3 +107,13 @@ def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a federated hook on every callback that has it."""
     for callback in listening(trainer, hook):
         getattr(callback, hook)(trainer, trainer.lightning_module, *args)
+
+
+def reading(trainer: pl.Trainer, hook: str) -> list[Any]:
+    """The callbacks that may look at the module in a federated hook."""
+    return [callback for callback in listening(trainer, hook) if getattr(callback, "reads_module", True)]
+
+
+def is_server(callback: pl.Callback) -> bool:
+    """Whether a callback is the one that runs the federation."""
+    return bool(getattr(callback, "is_server", False))

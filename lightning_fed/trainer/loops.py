@@ -1,22 +1,24 @@
 """Lightning's fit loop with one round as one epoch of one batch.
 
-``FederatedFitLoop`` > ``RoundLoop`` > :class:`~lightning_fed.local.client_loop.ClientLoop`: the first two keep everything Lightning
-knows about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does a client's local work.
+``FederatedFitLoop`` > ``RoundLoop`` > ``ClientLoop`` (in ``lightning_fed.local``): the first two keep everything that
+Lightning knows about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does the local
+work of a client.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
 
+from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.data.loading import known_sizes
-from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.trainer.clock import LocalClock
+from lightning_fed.trainer.hooks import RoundReport
 from lightning_fed.trainer.private import (
     CombinedLoader,
     _FitLoop,
@@ -25,14 +27,36 @@ from lightning_fed.trainer.private import (
     call_callback_hooks,
 )
 
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
-
 #: How far a round has come when a checkpoint is taken; what is left is done on resume.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
 
 #: Lightning's loops pass a data fetcher along; rounds have none.
 NO_FETCHER: Any = None
+
+
+class RunsRounds(Protocol):
+    """What the loops need of the server."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def rounds_done(self) -> int: ...
+
+    @property
+    def local_time(self) -> int: ...
+
+    def client_loop(self, trainer: pl.Trainer) -> Any: ...
+
+    def most_batches(self, trainer: pl.Trainer) -> int: ...
+
+    def begin_round(self, trainer: pl.Trainer) -> list[ClientId]: ...
+
+    def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport: ...
+
+    def check_untouched(self, trainer: pl.Trainer) -> None: ...
+
+    def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None: ...
 
 
 class RoundResults(_ResultCollection):
@@ -84,12 +108,11 @@ class RoundLoop(_TrainingEpochLoop):
     """One round: what Lightning takes for an epoch of a single batch."""
 
     def __init__(
-        self, trainer: pl.Trainer, server: FederatedServer, clock: LocalClock, min_steps: int | None, max_steps: int
+        self, trainer: pl.Trainer, server: RunsRounds, clock: LocalClock, min_steps: int | None, max_steps: int
     ) -> None:
-        self.clock = clock
+        self.server, self.clock = server, clock
         super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
-        self.server = server
-        self.client_loop = ClientLoop(trainer, server)
+        self.client_loop = server.client_loop(trainer)
         self.stage = IDLE
         self._results: RoundResults = RoundResults(training=True)
 
@@ -155,14 +178,12 @@ class FederatedFitLoop(_FitLoop):
 
     epoch_loop: RoundLoop
 
-    def __init__(
-        self, trainer: pl.Trainer, server: FederatedServer, min_epochs: int | None, max_epochs: int | None
-    ) -> None:
-        self.server, self.clock = server, LocalClock(trainer, server)
+    def __init__(self, trainer: pl.Trainer, server: RunsRounds, min_epochs: int | None, max_epochs: int | None) -> None:
+        self.server, self.clock = server, LocalClock(trainer, partial(server.most_batches, trainer))
         super().__init__(trainer, min_epochs=min_epochs, max_epochs=max_epochs)
 
     @classmethod
-    def install(cls, trainer: pl.Trainer, server: FederatedServer) -> None:
+    def install(cls, trainer: pl.Trainer, server: RunsRounds) -> None:
         """Put a federated loop in the place of the trainer's own, with its limits, data source and validation."""
         old = trainer.fit_loop
         new = cls(trainer, server, old.min_epochs, old.max_epochs)

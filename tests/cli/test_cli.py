@@ -330,7 +330,7 @@ def test_help_is_printed_by_the_module_and_by_the_script() -> None:
 
 
 def test_an_older_config_of_another_run_is_kept(tmp_path: Path) -> None:
-    from lightning_fed.cli import _keep
+    from lightning_fed.cli.main import _keep
 
     for text in ("a: 1", "a: 2", "a: 1"):
         _keep(tmp_path, text)

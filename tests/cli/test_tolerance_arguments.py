@@ -9,8 +9,8 @@ import pytest
 
 import lightning_fed.configs
 from lightning_fed.cli import main
-from lightning_fed.local import Absolute, Relative, Summable, Tolerance
 from lightning_fed.server import FederatedServer
+from lightning_fed.theory import Absolute, Relative, Summable, Tolerance
 
 CONFIG = str(Path(lightning_fed.configs.__file__).parent / "synthetic_fedadmm.yaml")
 

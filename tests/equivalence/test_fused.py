@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDualAvg, Scaffold
-from lightning_fed.local.steps.in_place import FusedStep
 from lightning_fed.local.native import linear
+from lightning_fed.local.steps.in_place import FusedStep
 
 WIDTH = 520
 

@@ -10,8 +10,8 @@ from problems import LAW, close, federations, gradient, identical, in_numpy, ran
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm, feddr
-from lightning_fed.prox import L1, Box, SquaredL2, Zero
 from lightning_fed.laboratory.simulate import History
+from lightning_fed.prox import L1, Box, SquaredL2, Zero
 
 ETA = 5.0  # above the largest curvature of `random_clients`, which is 4
 REGULARISERS = {

@@ -13,9 +13,9 @@ from problems import LAW, close, gradient, identical, in_numpy, random_clients, 
 from lightning_fed import Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR
 from lightning_fed.core import Broadcast
+from lightning_fed.core.memory import MemoryStore
 from lightning_fed.laboratory.quadratic import Exact, Oracle
 from lightning_fed.prox import L1, Box, Zero
-from lightning_fed.core.memory import MemoryStore
 
 N, D, ETA = 5, 3, 9.0
 CLIENTS, X0 = random_clients(4, N, D)  # the first is not convex, the mean is; curvatures stay below 4

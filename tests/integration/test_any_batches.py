@@ -18,13 +18,13 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from lightning_fed import FederatedDataModule, FederatedServer
-from lightning_fed.trainer.private import _warn_of_guess
 from lightning_fed.algorithms import FedADMM, FedAvg, Scaffold
 from lightning_fed.callbacks import ClientEvaluation, Confusion
+from lightning_fed.core.layout import Layout
+from lightning_fed.core.randomness import torch_generator
 from lightning_fed.engines.sequential import ClientError
 from lightning_fed.evaluation.evaluate import client_gradient, evaluate_splits
-from lightning_fed.core.randomness import torch_generator
-from lightning_fed.core.layout import Layout
+from lightning_fed.trainer.private import _warn_of_guess
 
 SEED, ROUNDS, LR, SIZES = 5, 3, 0.1, {"ann": 7, "bob": 4, "cem": 5}
 

@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.evaluation.curvature import Curvature, client_curvature, largest, largest_quotient
-from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.layout import Layout
+from lightning_fed.core.randomness import torch_generator
+from lightning_fed.evaluation.curvature import Curvature, client_curvature, largest, largest_quotient
 
 
 class _Once(torch.autograd.Function):

@@ -21,8 +21,8 @@ from torch.nn.utils import parametrizations, prune
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed import FederatedServer
-from lightning_fed.trainer.private import SIGTERMException
 from lightning_fed.algorithms import FedADMM
+from lightning_fed.trainer.private import SIGTERMException
 
 
 class Wide(Odd):

@@ -13,8 +13,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.evaluation.results import ClientEvaluations
 from lightning_fed.evaluation.evaluate import evaluate_own, evaluate_splits
+from lightning_fed.evaluation.results import ClientEvaluations
 
 
 class Logged(Net):
@@ -123,7 +123,7 @@ def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, m
         singles.append(cid)
         return original(trainer, cid, *args, **kwargs)
 
-    from lightning_fed import measure
+    from lightning_fed.evaluation import evaluate as measure
 
     original = measure._evaluate
     monkeypatch.setattr(measure, "_evaluate", one_by_one)

@@ -31,8 +31,8 @@ from lightning_fed.algorithms import (
     Scaffold,
 )
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.prox import L1
 from lightning_fed.core.memory import tensors_of
+from lightning_fed.prox import L1
 from lightning_fed.transforms import TopK
 
 FAMILY = [

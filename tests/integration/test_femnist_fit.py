@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
+from lightning_fed.data.tensor_loader import TensorLoader, TensorRows, in_memory
 from lightning_fed.datamodules import FEMNIST
 from lightning_fed.datamodules.femnist import sources
 from lightning_fed.datamodules.femnist.characters import Block, Characters
-from lightning_fed.data.tensor_loader import TensorLoader, TensorRows, in_memory
 
 SOME = people(3, zoe=6, ann=4, bob=5)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedMid, FedPD, Scaffold
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.local import Absolute, Relative, Summable, Tolerance
 from lightning_fed.sampling import Full, Uniform
+from lightning_fed.theory import Absolute, Relative, Summable, Tolerance
 
 ETA, LR = 4.0, 0.05
 

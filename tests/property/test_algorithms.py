@@ -30,9 +30,9 @@ from problems import (
 
 from lightning_fed import simulate
 from lightning_fed.algorithms import Compressed
+from lightning_fed.core.memory import tensors_of, with_tensors
 from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import Box
-from lightning_fed.core.memory import tensors_of, with_tensors
 from lightning_fed.transforms import Clip, Quantize, TopK
 
 one_exchange = pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.exchanges_per_round == 1], ids=name_of)

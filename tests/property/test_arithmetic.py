@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedMid, FedPAQ
-from lightning_fed.core import Solution, Total, add
+from lightning_fed.core import Solution, Total, tree_map
 from lightning_fed.prox import L1
 from lightning_fed.transforms import TopK
 
@@ -71,7 +71,7 @@ def exchanges(algorithm, x0, a, b, number=4):
         yield down, states, replies
         states, total = [reply.state for reply in replies], replies[0].message
         for reply in replies[1:]:
-            total = add(total, reply.message)
+            total = tree_map(torch.add, total, reply.message)
         server = algorithm.server_step(server, Total(total, m, m, m))
 
 

@@ -7,8 +7,8 @@ from problems import ALGORITHMS, EACH, allowed, cohorts_of, federations, golden,
 
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDR, FedPAQ, FedProx
-from lightning_fed.sampling import Uniform
 from lightning_fed.laboratory.simulate import History
+from lightning_fed.sampling import Uniform
 from lightning_fed.transforms import Quantize
 
 RANDOM = [FedPAQ(levels=3), FedProx(mu=0.5, stragglers=0.5), Compressed(FedADMM(eta=6.0), Quantize(4))]

@@ -5,6 +5,7 @@ import pytest
 import torch
 from problems import close
 
+from lightning_fed.core.layout import Layout
 from lightning_fed.prox import (
     L1,
     L2,
@@ -21,7 +22,6 @@ from lightning_fed.prox import (
     Simplex,
     SquaredL2,
 )
-from lightning_fed.core.layout import Layout
 
 ROWS = np.array([[1.0, 2.0, -1.0, 0.0], [0.0, 1.0, 1.0, 3.0]])
 MATRIX = Layout(("weight",), ((2, 2),), torch.float64)

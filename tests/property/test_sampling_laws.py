@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, seeds
 
-from lightning_fed.theory.bounds import ExactBounds
 from lightning_fed.sampling import (
     Available,
     Bernoulli,
@@ -23,6 +22,7 @@ from lightning_fed.sampling import (
     Uniform,
     WithReplacement,
 )
+from lightning_fed.theory.bounds import ExactBounds
 
 chances = st.floats(1e-6, 1.0)
 weights = st.floats(1e-6, 1e6)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW
 
-from lightning_fed.theory.advice import Measured, advise, practical_penalty
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, FedProx
 from lightning_fed.algorithms.compressed import Compressed
+from lightning_fed.theory.advice import Measured, advise, practical_penalty
 from lightning_fed.transforms import TopK
 
 

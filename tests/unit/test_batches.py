@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
-from lightning_fed.data.batches import Cut, cut_visit
 from lightning_fed.core.draws import epoch_orders
+from lightning_fed.core.local_work import LocalWork
+from lightning_fed.data.batches import Cut, cut_visit
 
 
 def cut(samples: int, size: int, drop_last: bool = False, work: float = 1.0, **settings: Any) -> Cut:
     trainer = {"overfit_batches": 0.0, "limit_train_batches": 1.0}
-    server = {"local_steps": None, "local_epochs": None}
     trainer |= {key: settings.pop(key) for key in list(settings) if key in trainer}
-    run: Any = SimpleNamespace(**trainer), SimpleNamespace(**{**server, **settings})
-    return cut_visit(*run, samples, size, drop_last, work)
+    whole = LocalWork(0, settings.get("local_steps"), settings.get("local_epochs"))
+    return cut_visit(SimpleNamespace(**trainer), whole, samples, size, drop_last, work)
 
 
 def batches(of: Cut, orders: np.ndarray) -> list[list[int]]:

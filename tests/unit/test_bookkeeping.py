@@ -8,13 +8,12 @@ import torch
 from pytorch_lightning.loggers import WandbLogger
 from torch import nn
 
-from lightning_fed import randomness
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.core import Solution
-from lightning_fed.engines.batched_step import rows_of
+from lightning_fed.core import Solution, randomness
 from lightning_fed.core.federation import Federation
-from lightning_fed.core.records import record
 from lightning_fed.core.memory import Cost
+from lightning_fed.core.records import record
+from lightning_fed.engines.batched_step import rows_of
 from lightning_fed.evaluation.by_sample import STACK, _groups
 from lightning_fed.tracking import log_table
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import LAW, agrees
 
+from lightning_fed.sampling import Systematic
 from lightning_fed.theory.bounds import (
     Bounds,
     ExactBounds,
     eta_min,
     exact_eta_min,
 )
-from lightning_fed.sampling import Systematic
 
 # L, eta, gamma1, gamma2, gamma4, p_hat -> eta_min, q, beta, rho1, rho2, C1, C2, C3, as printed
 TABLE = [

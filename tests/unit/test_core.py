@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_fed.algorithms import FedADMM, FedAvg
-from lightning_fed.core.validation import one_of, positive
 from lightning_fed.core import (
     Algorithm,
     Broadcast,
@@ -16,14 +15,14 @@ from lightning_fed.core import (
     Reply,
     Solution,
     Total,
-    add,
     hyper_parameters,
     num_bytes,
     record,
-    scale,
     start_point,
+    tree_map,
     wide,
 )
+from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import L1, Box, Zero
 
 
@@ -56,10 +55,9 @@ def test_torch_sees_a_record_as_a_tree_of_its_fields_in_order():
 
 def test_records_are_scaled_and_added_tensor_by_tensor():
     p, q = pair([1.0, 2.0], [3.0]), pair([10.0, 20.0], [30.0])
-    assert scale(p, 2.0).a.tolist() == [2.0, 4.0]
-    assert scale(p, 2.0).b.tolist() == [6.0]
-    assert add(p, q).a.tolist() == [11.0, 22.0]
-    assert add(p, q).b.tolist() == [33.0]
+    twice, total = tree_map(lambda leaf: 2 * leaf, p), tree_map(torch.add, p, q)
+    assert (twice.a.tolist(), twice.b.tolist()) == ([2.0, 4.0], [6.0])
+    assert (total.a.tolist(), total.b.tolist()) == ([11.0, 22.0], [33.0])
     assert p.a.tolist() == [1.0, 2.0]
 
 

@@ -8,9 +8,9 @@ from modules import quiet_trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fed.data import FederatedDataModule
+from lightning_fed.data.tensor_loader import TensorLoader, in_memory
 from lightning_fed.models import MLP
 from lightning_fed.partition import IID, ByKey, Sizes
-from lightning_fed.data.tensor_loader import TensorLoader, in_memory
 
 
 def numbers(n, start=0):

@@ -15,14 +15,16 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from lightning_fed import FederatedDataModule
-from lightning_fed.trainer.private import _warn_of_guess, batch_size_of
-from lightning_fed.data.loading import counted, drawn_order, known_sizes
-from lightning_fed.local.stacked.pure_step import UnfitError
-from lightning_fed.local.stacked.batches import Plan
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.randomness import torch_generator
-from lightning_fed.trainer.remedies import remedy_for
+from lightning_fed.data.loading import counted, drawn_order, known_sizes
 from lightning_fed.data.tensor_loader import TensorLoader
-from lightning_fed.local.client_loop import Visit, planned_steps, visit_loaders
+from lightning_fed.local.schedule import planned_steps, visit_loaders
+from lightning_fed.local.stacked.batches import Plan
+from lightning_fed.local.stacked.pure_step import UnfitError
+from lightning_fed.trainer.hooks import Visit
+from lightning_fed.trainer.private import _warn_of_guess, batch_size_of
+from lightning_fed.trainer.remedies import remedy_for
 
 
 def numbers(n: int, start: int = 0) -> TensorDataset:
@@ -42,7 +44,7 @@ def run(data: FederatedDataModule, overfit: float = 0.0, limit: float = 1.0, **s
     """What drawing looks at."""
     limit = overfit or limit
     trainer = SimpleNamespace(datamodule=data, overfit_batches=overfit, limit_train_batches=limit)
-    return trainer, SimpleNamespace(**{"seed": 5, "local_steps": None, "local_epochs": None, **server})
+    return trainer, LocalWork(server.get("seed", 5), server.get("local_steps"), server.get("local_epochs"))
 
 
 def drawn(data: FederatedDataModule, cid: Any = 0, round: int = 3, work: float = 1.0, **how: Any) -> list[list[Any]]:

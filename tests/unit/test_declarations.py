@@ -9,8 +9,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.trainer.declarations import declares
 from lightning_fed.models import MLP, FemnistCNN
+from lightning_fed.trainer.declarations import declares
 
 
 class Plain(pl.LightningModule):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_fed import draws
+from lightning_fed.core import draws
 from lightning_fed.core.draws import batch_key, epoch_orders, philox
 
 DOCS = Path(__file__).parents[2] / "docs" / "draws.md"

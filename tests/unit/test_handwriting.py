@@ -5,10 +5,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.datamodules.femnist.characters import ALPHABET, CLASSES, SIDE, check
 from lightning_fed.datamodules.femnist.glyphs import glyphs
 from lightning_fed.datamodules.femnist.handwriting import write
-from lightning_fed.core.randomness import numpy_generator
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from problems import golden
 
 from lightning_fed import GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedDR
-from lightning_fed.prox import L1, Box
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.round import run_round
+from lightning_fed.prox import L1, Box
 from lightning_fed.sampling import Bernoulli, Uniform
 
 

@@ -17,11 +17,11 @@ import torch
 from c_steps import Step, agree, each_precision, in_c, needs_compiler
 from torch import Tensor
 
-from lightning_fed.local.stacked.recorder import Graphs
-from lightning_fed.local.native import build
+from lightning_fed.local.native import compiler as build
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.native.threads import spread
+from lightning_fed.local.stacked.recorder import Graphs
 
 
 def refused(step: Step, *inputs: Tensor) -> None:

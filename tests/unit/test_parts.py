@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fed.local.stacked.recorder import Graphs
 from lightning_fed.local.stacked.phases import Parts
+from lightning_fed.local.stacked.recorder import Graphs
 from lightning_fed.local.stacked.simplify import operators
 
 STEPS, M, D = 5, 3, 4

@@ -5,11 +5,13 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_fed import FederatedDataModule
-from lightning_fed.local import plan
-from lightning_fed.local.stacked.pure_step import UnfitError
-from lightning_fed.local.stacked.batches import Batches, Plan, Samples
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.tensor_loader import TensorRows, row_by_row
-from lightning_fed.local.client_loop import Visit, visit_loaders
+from lightning_fed.local.schedule import visit_loaders
+from lightning_fed.local.stacked import batches as plan
+from lightning_fed.local.stacked.batches import Batches, Plan, Samples
+from lightning_fed.local.stacked.pure_step import UnfitError
+from lightning_fed.trainer.hooks import Visit
 
 
 class _Trainer:
@@ -20,9 +22,8 @@ class _Trainer:
         self.limit_train_batches = overfit_batches or 1.0
 
 
-class _Server:
-    def __init__(self, local_steps=None, local_epochs=None):
-        self.seed, self.local_steps, self.local_epochs = 5, local_steps, local_epochs
+def _work(local_steps=None, local_epochs=None):
+    return LocalWork(5, local_steps, local_epochs)
 
 
 class _Halves(FederatedDataModule):
@@ -70,7 +71,7 @@ CASES = {
 def test_batches_of_a_stack_are_those_of_the_loaders(kind, datasets, case, block_bytes, monkeypatch):
     monkeypatch.setattr(plan, "BLOCK_BYTES", block_bytes)
     options, limits, overfit = CASES[case]
-    server = _Server(**limits)
+    server = _work(**limits)
     visits = [Visit(3, cid, 0, 4, work=work) for cid, work in enumerate((1.0, 0.5, 1.0, 1.0))]
     trainer = _Trainer(kind(datasets(), batch_size=4, **options), overfit)
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
@@ -89,7 +90,7 @@ def test_batches_of_a_stack_are_those_of_the_loaders(kind, datasets, case, block
 
 @pytest.mark.parametrize("datasets", [_datasets, _subsets])
 def test_each_client_of_a_stack_may_be_at_another_step(datasets):
-    trainer, server = _Trainer(FederatedDataModule(datasets(), batch_size=4)), _Server(local_steps=9)
+    trainer, server = _Trainer(FederatedDataModule(datasets(), batch_size=4)), _work(local_steps=9)
     plans = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
     steps = [slice(0, 2), slice(3, 3), slice(8, 9), slice(1, 4)]
     found = Batches(plans, lambda batch: batch, torch.zeros(1).double()).take(steps)
@@ -112,7 +113,7 @@ def _doubled(batch):
 @pytest.mark.parametrize("transform", [_noisy, _doubled])
 def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(transform, limits):
     data = [TensorRows(d.tensors, torch.arange(len(d)).flip(0), transform) for d in _datasets()]
-    trainer, server = _Trainer(FederatedDataModule(data, batch_size=4)), _Server(**limits)
+    trainer, server = _Trainer(FederatedDataModule(data, batch_size=4)), _work(**limits)
     visits = [Visit(3, cid, 0, 4) for cid in range(4)]
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
     for plan_, own in zip(Plan.all_of(trainer, server, visits), expected, strict=True):
@@ -131,7 +132,7 @@ def test_a_transform_that_is_not_declared_is_called_once_for_each_batch():
 
     data = [TensorRows(d.tensors, torch.arange(len(d)), counted) for d in _datasets()]
     trainer = _Trainer(FederatedDataModule(data, batch_size=4))
-    plans = Plan.all_of(trainer, _Server(local_epochs=1), [Visit(0, cid, 0, 4) for cid in range(4)])
+    plans = Plan.all_of(trainer, _work(local_epochs=1), [Visit(0, cid, 0, 4) for cid in range(4)])
     [plan_.transformed() for plan_ in plans]
     assert sizes == [4, 4, 1, 4, 4, 4, 4, 4, 1, *[4] * 7, 2]
 
@@ -141,13 +142,13 @@ def test_a_transform_that_changes_the_number_of_samples_is_refused():
         TensorRows(d.tensors, torch.arange(len(d)), lambda batch: [part[1:] for part in batch]) for d in _datasets()
     ]
     trainer = _Trainer(FederatedDataModule(data, batch_size=4))
-    plans = Plan.all_of(trainer, _Server(local_steps=1), [Visit(0, 0, 0, 1)])
+    plans = Plan.all_of(trainer, _work(local_steps=1), [Visit(0, 0, 0, 1)])
     with pytest.raises(UnfitError, match="changes the number of samples"):
         plans[0].transformed()
 
 
 def test_one_visit_is_planned_as_among_others():
-    trainer, server = _Trainer(FederatedDataModule(_datasets(), batch_size=4)), _Server(local_steps=9)
+    trainer, server = _Trainer(FederatedDataModule(_datasets(), batch_size=4)), _work(local_steps=9)
     together = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
     for cid, among in enumerate(together):
         (alone,) = Plan.all_of(trainer, server, [Visit(1, cid, 0, 1)])
@@ -158,7 +159,7 @@ def test_one_visit_is_planned_as_among_others():
 def test_data_that_are_no_tensors_cannot_be_planned():
     trainer = _Trainer(FederatedDataModule([[1, 2, 3]], batch_size=2))
     with pytest.raises(UnfitError, match="client 0 are not tensors in memory"):
-        Plan.all_of(trainer, _Server(local_steps=1), [Visit(0, 0, 0, 1)])
+        Plan.all_of(trainer, _work(local_steps=1), [Visit(0, 0, 0, 1)])
 
 
 ALL = [slice(0, 1)] * 2

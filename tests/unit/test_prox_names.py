@@ -9,6 +9,7 @@ from prox_references import MATRIX, matrices
 
 from lightning_fed import Quadratic, simulate
 from lightning_fed.algorithms import FedADMM
+from lightning_fed.core.layout import Layout
 from lightning_fed.prox import (
     L1,
     L2,
@@ -27,7 +28,6 @@ from lightning_fed.prox import (
     Translated,
     Zero,
 )
-from lightning_fed.core.layout import Layout
 
 INF = float("inf")
 

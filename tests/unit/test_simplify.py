@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_fed.local import simplify
+from lightning_fed.local.stacked import simplify
 from lightning_fed.local.stacked.simplify import bound, is_pure, operators, simplified
 
 X, Y = torch.randn(4, 1, 3, generator=torch.Generator().manual_seed(0)), torch.arange(12.0).view(4, 3)

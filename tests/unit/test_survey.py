@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from lightning_fed import FederatedDataModule
-from lightning_fed.partition import IID
 from lightning_fed.data.survey import Labels, describe, survey, table
 from lightning_fed.data.survey_figures import MAX_ROWS, as_image, contact_sheet, histograms
+from lightning_fed.partition import IID
 
 
 def federation(*labels, **splits):

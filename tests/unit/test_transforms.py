@@ -14,9 +14,9 @@ from torch import Tensor
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDyn, FedLin, FedPAQ, FedSplit, Scaffold
 from lightning_fed.core import hyper_parameters
+from lightning_fed.core.layout import Layout
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.transforms import Clip, Compose, Quantize, TopK
-from lightning_fed.core.layout import Layout
 
 LAYOUT = Layout(("a", "empty", "b", "scalar"), ((3, 4), (0, 2), (7,), ()), torch.float64)
 BLOCKS = [slice(0, 12), slice(12, 19), slice(19, 20)]

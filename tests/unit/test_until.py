@@ -11,7 +11,7 @@ from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, close, golden, gradie
 
 from lightning_fed import GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedDR, FedLin, FedMid, FedPD, Scaffold
-from lightning_fed.local import Absolute, Relative, Summable, Tolerance
+from lightning_fed.theory import Absolute, Relative, Summable, Tolerance
 
 ETA, LR, L = 5.0, 0.1, 3.0
 

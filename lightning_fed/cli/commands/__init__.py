@@ -1,1 +1,1 @@
-"""Commands beside ``fit``, ``validate``, ``test`` and ``predict``; :data:`lightning_fed.cli.main.COMMANDS` names them."""
+"""Commands beside ``fit``, ``validate``, ``test`` and ``predict``; ``lightning_fed.cli.COMMANDS`` names them."""

@@ -24,7 +24,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator, torch_generator
 from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient
-from lightning_fed.local.client_loop import planned_steps
+from lightning_fed.local.schedule import planned_steps
 from lightning_fed.server import FederatedServer
 from lightning_fed.theory.advice import Advice, Measured, advise
 from lightning_fed.theory.residuals import plain_lr

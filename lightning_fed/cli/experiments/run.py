@@ -24,9 +24,9 @@ from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFi
 from lightning_fed.cli.experiments.settings import Dtype, Setting
 from lightning_fed.core.algorithm import Reply, hyper_parameters
 from lightning_fed.engines import DivergenceError
-from lightning_fed.local.client_loop import Visit
 from lightning_fed.server import FederatedServer
 from lightning_fed.tracking.wandb import AutoWandbLogger
+from lightning_fed.trainer.hooks import Visit
 
 CLIENTS_PER_ROUND = 10
 

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -14,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.data.batches import cut_visit, orders_of
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.tensor_loader import Memory, TensorLoader, Transform, in_memory, is_row_by_row
-from lightning_fed.local.client_loop import Visit, visit_loaders
+from lightning_fed.local.schedule import visit_loaders
 from lightning_fed.local.stacked.pure_step import UnfitError
+from lightning_fed.trainer.hooks import Visit
 from lightning_fed.trainer.private import is_overridden
-
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
 #: Batches of a stack are gathered for as many steps at once as fit into this.
 BLOCK_BYTES = 8 * 2**20
@@ -45,18 +44,18 @@ class Plan:
     samples: Hashable = ()
 
     @classmethod
-    def all_of(cls, trainer: pl.Trainer, server: FederatedServer, visits: Sequence[Visit]) -> list[Plan]:
+    def all_of(cls, trainer: pl.Trainer, work: LocalWork, visits: Sequence[Visit]) -> list[Plan]:
         """Plan several visits at once; sets ``visit.planned``."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         check_plannable(data)
         if is_overridden("client_dataloader", data, FederatedDataModule):
-            return [cls._by_epoch(trainer, server, visit) for visit in visits]
+            return [cls._by_epoch(trainer, work, visit) for visit in visits]
         stored = [_in_memory(in_memory(data.client_dataset(visit.client)), visit) for visit in visits]
         samples = [len(tensors[0] if rows is None else rows) for tensors, rows, _ in stored]
         size, drop, kinds = data.batch_size, data.drop_last, list(zip(samples, (v.work for v in visits), strict=True))
-        by_kind = {kind: cut_visit(trainer, server, kind[0], size, drop, kind[1]) for kind in set(kinds)}
+        by_kind = {kind: cut_visit(trainer, work, kind[0], size, drop, kind[1]) for kind in set(kinds)}
         cuts = [by_kind[kind] for kind in kinds]
-        ids, round, seed = [visit.client for visit in visits], visits[0].round, server.seed
+        ids, round, seed = [visit.client for visit in visits], visits[0].round, work.seed
         orders = orders_of(trainer, seed, round, ids, samples, cuts)
         plans = []
         for visit, (tensors, own, transform), cut, order in zip(visits, stored, cuts, orders, strict=True):
@@ -69,16 +68,16 @@ class Plan:
         return plans
 
     @classmethod
-    def _by_epoch(cls, trainer: pl.Trainer, server: FederatedServer, visit: Visit) -> Plan:
+    def _by_epoch(cls, trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Plan:
         """With a loader of the user's own for every epoch."""
         batches: list[Tensor] = []
         epochs = []
-        for epoch, (loader, count) in enumerate(visit_loaders(trainer, server, visit, seed=False)):
+        for epoch, (loader, count) in enumerate(visit_loaders(trainer, work, visit, seed=False)):
             if type(loader) is not TensorLoader:
                 raise UnfitError(f"the data of client {visit.client!r} are not tensors in memory")
             if loader.shuffle and loader.generator is None:
                 raise UnfitError("client_dataloader shuffles without its generator")
-            epochs.append((len(batches), (server.seed, visit.round, visit.client, epoch)))
+            epochs.append((len(batches), (work.seed, visit.round, visit.client, epoch)))
             batches += loader.rows_by_batch()[:count]
         sizes = np.array([len(batch) for batch in batches])
         rows = torch.stack([_filled_up(batch, int(sizes.max())) for batch in batches])

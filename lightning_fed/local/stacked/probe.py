@@ -10,30 +10,28 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.layout import buffers_of, clones
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
-from lightning_fed.local.client_loop import Visit
 from lightning_fed.local.stacked.batches import Batches, Plan
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.local.stacked.solver import StackedLocal
+from lightning_fed.trainer.hooks import Visit
 from lightning_fed.trainer.module_state import Attributes
 
-if TYPE_CHECKING:
-    from lightning_fed.server import FederatedServer
 
-
-def try_out(stacked: StackedLocal, server: FederatedServer, cohort: Sequence[ClientId]) -> None:
+def try_out(stacked: StackedLocal, work: LocalWork, round: int, cohort: Sequence[ClientId]) -> None:
     """Compare the first batch of a client under ``torch.func`` with the same step without; raises `UnfitError`."""
     twin, loss = stacked.loss.step.twin, stacked.loss
     _check_layers(twin)
-    visit = Visit(server.rounds_done, cohort[0], 0, len(cohort))
-    plan = Plan.all_of(stacked.trainer, server, [visit])[0].transformed()
+    visit = Visit(round, cohort[0], 0, len(cohort))
+    plan = Plan.all_of(stacked.trainer, work, [visit])[0].transformed()
     named = dict(stacked.trainer.lightning_module.named_parameters())
     params = [named[name].detach().clone() for name in stacked.layout.names]
     (*data,) = Batches([plan], stacked.convert, params[0]).take([slice(1)])

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.profilers import PassThroughProfiler
 from torch import Tensor
 
-from lightning_fed.local.solver import AugmentedGradient
+from lightning_fed.local.augmented_gradient import AugmentedGradient
+from lightning_fed.trainer.hooks import is_server
 from lightning_fed.trainer.private import is_overridden
 
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -33,14 +33,14 @@ MODULE_HOOKS = (
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
-def why_not(trainer: pl.Trainer, server: Callback) -> str | None:
+def why_not(trainer: pl.Trainer) -> str | None:
     """What stands in the way of steps without hooks in this run; None if nothing does."""
     if trainer.strategy.root_device.type != "cpu":
         return "batches move to another device"
-    return needs_hooks(trainer, server)
+    return needs_hooks(trainer)
 
 
-def needs_hooks(trainer: pl.Trainer, server: Callback) -> str | None:
+def needs_hooks(trainer: pl.Trainer) -> str | None:
     """What needs Lightning's hooks in this run; None if nothing does."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
@@ -63,7 +63,7 @@ def needs_hooks(trainer: pl.Trainer, server: Callback) -> str | None:
             return f"{type(trainer.datamodule).__name__} overrides {name}"
     for callback in trainer.callbacks:
         for name in GRADIENT_HOOKS:
-            if callback is not server and is_overridden(name, callback):
+            if not is_server(callback) and is_overridden(name, callback):
                 return f"{type(callback).__name__} overrides {name}"
     return None
 

@@ -18,8 +18,8 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.local.augmented_gradient import AugmentedGradient, check_dense
 from lightning_fed.local.native import linear
-from lightning_fed.local.solver import AugmentedGradient, check_dense
 from lightning_fed.local.stacked.stack import is_plain
 from lightning_fed.local.steps.hookless import LeanStep
 

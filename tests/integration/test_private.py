@@ -12,25 +12,25 @@ from modules import quiet_trainer
 from pytorch_lightning.plugins.precision import Precision
 
 import lightning_fed
-from lightning_fed import _compat
+from lightning_fed.trainer import private
 
 LIGHTNING = ("pytorch_lightning", "lightning_fabric")
 PACKAGE = Path(lightning_fed.__file__).parent
 
 
 def test_the_installed_lightning_is_supported() -> None:
-    _compat.check_lightning_version()
+    private.check_lightning_version()
 
 
 @pytest.mark.parametrize("version", ["2.5.0", "2.6.2", "2.6.5", "2.7.0", "3.0"])
 def test_other_versions_are_refused_by_name(version: str) -> None:
     with pytest.raises(ImportError, match=rf"pytorch-lightning >=2.6.6,<2.7, found {version}"):
-        _compat.check_lightning_version(version)
+        private.check_lightning_version(version)
 
 
-def test_private_names_of_lightning_are_imported_in_compat_alone() -> None:
+def test_private_names_of_lightning_are_imported_inprivate_alone() -> None:
     for path in PACKAGE.rglob("*.py"):
-        if path.name == "_compat.py":
+        if path.name == "private.py" and path.parent.name == "trainer":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LIGHTNING):
@@ -41,14 +41,14 @@ def test_private_names_of_lightning_are_imported_in_compat_alone() -> None:
     ("owner", "names"),
     [
         (
-            _compat._FitLoop,
+            private._FitLoop,
             "setup_data reset on_run_start on_advance_start advance on_advance_end on_save_checkpoint load_state_dict",
         ),
         (
-            _compat._TrainingEpochLoop,
+            private._TrainingEpochLoop,
             "on_run_start advance on_advance_end update_lr_schedulers _should_accumulate global_step",
         ),
-        (_compat._ResultCollection, "log metrics reset __setitem__"),
+        (private._ResultCollection, "log metrics reset __setitem__"),
         (Precision, "convert_input _after_closure"),
         (pl.LightningModule, "_on_before_batch_transfer"),
         (pl.Trainer, "received_sigterm lr_scheduler_configs optimizers callback_metrics"),
@@ -78,5 +78,5 @@ def test_gradient_hooks_come_before_clipping() -> None:
 
 
 def test_results_log_takes_what_we_pass_by_keyword() -> None:
-    parameters = inspect.signature(_compat._ResultCollection.log).parameters
+    parameters = inspect.signature(private._ResultCollection.log).parameters
     assert {"on_step", "on_epoch", "batch_size", "sync_dist"} <= parameters.keys()

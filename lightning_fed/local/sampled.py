@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.randomness import seed_global, torch_generator
 from lightning_fed.data.batches import limited_visit
 from lightning_fed.data.loading import cut_order
-
-if TYPE_CHECKING:
-    from lightning_fed.local.client_loop import Visit
-    from lightning_fed.server import FederatedServer
+from lightning_fed.trainer.hooks import Visit
 
 #: Gives the positions of a local epoch by its number, and at most so many of them.
 Draw = Callable[[int, int | None], list[int]]
 
 
-def sampled_batches(trainer: Any, server: FederatedServer, visit: Visit) -> list[list[Tensor]]:
+def sampled_batches(trainer: Any, work: LocalWork, visit: Visit) -> list[list[Tensor]]:
     """The batches of each local epoch of a visit, as ``local_steps`` or ``local_epochs`` cut them."""
-    data, work = trainer.datamodule, visit.work
-    draw = _draw_of(data, server, visit)
-    if server.local_steps:
-        return cut_stream(draw, data.batch_size, limited_visit(trainer, max(1, int(work * server.local_steps))))
-    count = max(1, int(work * (server.local_epochs or 1)))
+    data, share = trainer.datamodule, visit.work
+    draw = _draw_of(data, work, visit)
+    if work.steps:
+        return cut_stream(draw, data.batch_size, limited_visit(trainer, max(1, int(share * work.steps))))
+    count = max(1, int(share * (work.epochs or 1)))
     epochs = [cut_order(draw(epoch, None), data.batch_size, data.drop_last) for epoch in range(count)]
     total = sum(map(len, epochs))
     if not total:
@@ -58,11 +56,11 @@ def cut_stream(draw: Draw, batch_size: int, steps: int) -> list[list[Tensor]]:
     return [batches[first:following] for first, following in pairwise([*firsts, steps])]
 
 
-def _draw_of(data: Any, server: FederatedServer, visit: Visit) -> Draw:
+def _draw_of(data: Any, work: LocalWork, visit: Visit) -> Draw:
     """Draws that are functions of (seed, round, client, epoch), also where a sampler forgets the generator."""
 
     def draw(epoch: int, most: int | None) -> list[int]:
-        key = (server.seed, visit.round, visit.client, epoch, "sampler")
+        key = (work.seed, visit.round, visit.client, epoch, "sampler")
         with isolate_rng():
             seed_global(*key)
             order: list[int] = data.sampled_order(visit.client, torch_generator(*key), most)

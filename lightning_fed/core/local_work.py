@@ -1,0 +1,35 @@
+"""What a visit has to do, and how well."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+class Tolerance(ABC):
+    r"""Local work may stop at x when :math:`r = \|\nabla\varphi(x)\|` is small enough.
+
+    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the client's question and the
+    gradient of :math:`f_i` is taken over all its data.
+    """
+
+    @abstractmethod
+    def limit(self, round: int, rho: float, first: float) -> float:
+        """What r may be in this round, for a question with penalty ``rho`` whose r was ``first`` at the start."""
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """The work of a visit, and the seed of what it draws.
+
+    Args:
+        seed: of batches and of everything random in training.
+        steps: batches of a visit, or None where ``epochs`` says how many there are.
+        epochs: passes over the client's data.
+        tolerance: how well the local problem has to be solved; ``steps`` or ``epochs`` are then the most a visit does.
+    """
+
+    seed: int
+    steps: int | None = None
+    epochs: int | None = None
+    tolerance: Tolerance | None = None

@@ -1,0 +1,127 @@
+"""The gradient of a local problem: that of the client's loss, and what the algorithm adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fed.core.algorithm import Question, StepMap
+from lightning_fed.core.layout import Layout, overwrite, parameters_of
+from lightning_fed.trainer.private import collect_rng_states
+
+
+class AugmentedGradient:
+    r"""Adds the gradient of :math:`\langle\ell, x\rangle + \frac\rho2\|x - c\|^2` to ``.grad`` before a step.
+
+    Added to the gradient and not to the loss: any optimiser, clipping, accumulation and precision then works on the
+    gradient of the whole question, and the loss that is logged stays the plain :math:`f_i`.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        layout: Layout,
+        linear: Tensor | None,
+        rho: float,
+        center: Tensor | None,
+        after_step: StepMap | None = None,
+        evaluate_at: StepMap | None = None,
+        estimate: Tensor | None = None,
+        slope_again: Callable[..., Tensor] | None = None,
+    ) -> None:
+        self.rho = rho
+        self.lr_sum = 0.0
+        self.estimate = estimate
+        self._slope_again = slope_again
+        self._module, self._layout = module, layout
+        self._after_step, self._evaluate_at = after_step, evaluate_at
+        self._held: Tensor | None = None
+        self._stepping = False
+        self._question = Question(linear, rho, center)
+
+    @property
+    def plain(self) -> bool:
+        """Whether steps are gradient steps on the question, and nothing else."""
+        return self._after_step is None and self._evaluate_at is None and self.estimate is None
+
+    def pulls(self, params: list[nn.Parameter]) -> dict[Tensor, Tensor]:
+        """Where the penalty draws ``params`` to, or, without a penalty, their linear terms; empty if there are none."""
+        parts = self._by_parameter(self._question.pull)
+        return {p: parts[id(p)] for p in params if id(p) in parts}
+
+    @cached_property
+    def _constants(self) -> dict[int, Tensor]:
+        return self._by_parameter(self._question.constant)
+
+    def _by_parameter(self, x: Tensor | None) -> dict[int, Tensor]:
+        named = dict(self._module.named_parameters())
+        parts = {} if x is None else self._layout.split(x)
+        return {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
+
+    def before_batch(self, batch: Any, batch_idx: int) -> None:
+        """Where gradients are taken elsewhere, the module goes there until the step."""
+        if self.estimate is not None:
+            self._batch = (batch, batch_idx, collect_rng_states())
+        if self._evaluate_at is not None and self._held is None:
+            self._held = self._read()
+            self._write(self._evaluate_at(self._held, self.lr_sum))
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Count the length of the step, if there was one, and move on from where it led."""
+        if not self._stepping:
+            return
+        lr = float(optimizer.param_groups[0].get("lr", float("nan")))
+        self.lr_sum += lr
+        if self._after_step is not None:
+            self._write(self._after_step(self._read(), lr))
+        if self.estimate is not None and self._slope_again is not None:
+            self.estimate = self.estimate + self._slope_again(*self._batch) - self._slope
+
+    def _step_along_the_estimate(self, estimate: Tensor) -> None:
+        """Put it in the place of the batch's gradient, which is kept for after the step."""
+        params = {name: p for name, p in self._module.named_parameters() if name in self._layout.names}
+        found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
+        self._slope = self._layout.flatten(found)
+        for name, part in self._layout.split(estimate).items():
+            params[name].grad = part.to(params[name].dtype, copy=True)
+
+    def _read(self) -> Tensor:
+        return self._layout.flatten(parameters_of(self._module))
+
+    def _write(self, x: Tensor) -> None:
+        overwrite(parameters_of(self._module), self._layout.split(x))
+
+    @torch.no_grad()
+    def add_to(self, optimizer: Optimizer) -> None:
+        if self._held is not None:
+            self._write(self._held)
+            self._held = None
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._stepping = any(p.grad is not None for p in params)  # a batch without a loss makes no step
+        if self._stepping and self.estimate is not None:
+            self._step_along_the_estimate(self.estimate)
+        if not self._constants or not self._stepping:
+            return
+        params = [p for p in params if id(p) in self._constants]
+        check_dense(params)
+        for p in params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        grads = [p.grad for p in params]
+        if self.rho:
+            torch._foreach_add_(grads, params, alpha=self.rho)
+        torch._foreach_add_(grads, [self._constants[id(p)] for p in params])
+
+
+def check_dense(params: list[nn.Parameter]) -> None:
+    if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
+        raise TypeError(
+            "Sparse gradients cannot carry the augmented Lagrangian: every entry gets a gradient."
+            " Build the embedding with sparse=False."
+        )

@@ -1,0 +1,98 @@
+"""The batches of a visit: which loader, how many of its batches, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from lightning_fed.core.local_work import LocalWork
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import seed_global, torch_generator
+from lightning_fed.data.batches import cut_visit, limited, limited_visit, orders_of
+from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.local.sampled import sampled_batches
+from lightning_fed.trainer.hooks import Visit
+from lightning_fed.trainer.private import is_overridden
+
+
+def visit_loaders(
+    trainer: pl.Trainer, work: LocalWork, visit: Visit, *, seed: bool = True
+) -> Iterator[tuple[Any, int]]:
+    """The loader of each local epoch of a visit, and how many of its batches are due; sets ``visit.planned``.
+
+    ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
+    """
+    data: Any = trainer.datamodule
+    overridden = is_overridden("client_dataloader", data, FederatedDataModule)
+    for epoch, loader_and_count in enumerate((_own_loaders if overridden else _loaders)(trainer, work, visit)):
+        if seed:
+            seed_global(work.seed, visit.round, visit.client, epoch)
+        yield loader_and_count
+
+
+def planned_steps(trainer: pl.Trainer, work: LocalWork, cid: ClientId) -> int:
+    """The batches of a visit of this client."""
+    visit = Visit(0, cid, 0, 1)
+    next(visit_loaders(trainer, work, visit, seed=False))
+    return visit.planned
+
+
+def most_batches(trainer: pl.Trainer, work: LocalWork) -> int:
+    """The batches of the longest visit that any client of the federation may have."""
+    data: Any = trainer.datamodule
+    if work.steps:
+        return planned_steps(trainer, work, data.client_ids[0])
+    if data.sampler is not None or is_overridden("client_dataloader", data, FederatedDataModule):
+        return max(planned_steps(trainer, work, cid) for cid in data.client_ids)
+    sizes = {data.num_examples(cid) for cid in data.client_ids}
+    return max(cut_visit(trainer, work, n, data.batch_size, data.drop_last, 1.0).steps for n in sizes)
+
+
+def _loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """Loaders of batches that are cut here, alike for every engine."""
+    data: Any = trainer.datamodule
+    own_order = data.sampler is not None and not trainer.overfit_batches  # which takes samples as they are stored
+    epochs = (sampled_batches if own_order else _shuffled_batches)(trainer, work, visit)
+    visit.planned = sum(map(len, epochs))
+    for epoch, batches in enumerate(epochs):
+        yield data.batches_dataloader(visit.client, batches, _generator(work, visit, epoch)), len(batches)
+
+
+def _shuffled_batches(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> list[list[torch.Tensor]]:
+    """The batches of each local epoch of a visit, as docs/draws.md specifies them."""
+    data: Any = trainer.datamodule
+    samples, cid = data.num_examples(visit.client), visit.client
+    cut = cut_visit(trainer, work, samples, data.batch_size, data.drop_last, visit.work)
+    (order,) = orders_of(trainer, work.seed, visit.round, [cid], [samples], [cut])
+    rows, sizes = torch.from_numpy(cut.rows(order)), cut.sizes().tolist()
+    batches = [own[:size] for own, size in zip(rows, sizes, strict=True)]
+    return [batches[first:last] for first, last in pairwise([*cut.first_steps(), cut.steps])]
+
+
+def _own_loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator[tuple[Any, int]]:
+    """The user's own loader, made anew for every epoch."""
+    data: Any = trainer.datamodule
+    epoch = done = 0
+    while epoch == 0 or done < visit.planned:
+        generator = _generator(work, visit, epoch)
+        loader = data.client_dataloader(visit.client, generator, shuffle=not trainer.overfit_batches)
+        if len(loader) < 1:
+            raise ValueError("client_dataloader gave no batches. Give the client samples, or set drop_last=False.")
+        length = limited(trainer.limit_train_batches, len(loader)) if trainer.overfit_batches else len(loader)
+        if epoch == 0:
+            steps, epochs = work.steps or 0, work.epochs or 1
+            due = max(1, int(visit.work * steps)) if steps else max(1, int(visit.work * epochs)) * length
+            visit.planned = limited_visit(trainer, due)
+        count = min(length, visit.planned - done)
+        yield loader, count
+        done += count
+        epoch += 1
+
+
+def _generator(work: LocalWork, visit: Visit, epoch: int) -> torch.Generator:
+    """One for each local epoch: a draw never depends on what was drawn before it."""
+    return torch_generator(work.seed, visit.round, visit.client, epoch, "batches")
