@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint types pytest format bench digest clean
+.PHONY: demo test quick lint types pytest format bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -16,14 +16,18 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# on the package as it installs, where models/ and datamodules/ are lightning_fed.models and lightning_fed.datamodules
+# types, and the direction of imports, on the package as it installs, where models/ and datamodules/ are lightning_fed.models and lightning_fed.datamodules
 types: $(VENV)/.dev
 	rm -rf build
 	$(BIN)/pip install --quiet --no-deps --target build/types .
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p lightning_fed
+	cd build/types && ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadfile --doctest-modules --pyargs lightning_fed tests $(ARGS)
+
+quick: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/property tests/equivalence $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,6 @@ import time
 import warnings
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from torch.optim import Optimizer
 
@@ -22,6 +21,7 @@ from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.lightning import pl
 from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import most_batches
@@ -394,7 +394,7 @@ class FederatedServer(FederatedCallback):
         self._warnings.not_copied(workspace)
         try:
             self._workspace = workspace
-            engine = self._choice.engine(alone, self._setting(federation), cohort)
+            engine = self._choice.engine(alone, self._setting(trainer, federation), cohort)
             with saving_the_server(trainer, workspace):
                 outcome = federation.play(cohort, engine)
             self._warnings.dropped(workspace, alone.left.values())
@@ -420,9 +420,10 @@ class FederatedServer(FederatedCallback):
             seed_global(self.seed, federation.rounds_done, "server")
         return outcome
 
-    def _setting(self, federation: Federation) -> Setting:
+    def _setting(self, trainer: pl.Trainer, federation: Federation) -> Setting:
         cohort = round(float(self.sampler.inclusion_probabilities(len(federation.examples)).sum()))
-        return Setting(federation.examples, cohort, self.local_work, self.buffers == "local")
+        size = trainer.datamodule.batch_size
+        return Setting(federation.examples, size, cohort, self.local_work, self.buffers == "local")
 
     def _show_server(self, trainer: pl.Trainer) -> None:
         federation = self.federation

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.core.validation import positive
+from lightning_fed.lightning import pl
 
 
 class Classifier(pl.LightningModule):

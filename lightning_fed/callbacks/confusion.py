@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import measuring
+from lightning_fed.lightning import pl
 from lightning_fed.tracking.wandb import log_figure, log_table
 from lightning_fed.trainer.batches import move_batch
 

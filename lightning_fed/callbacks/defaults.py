@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar
-
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.tolerance import LocalTolerance
+from lightning_fed.lightning import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar, leaves_bar, pl
 
 
 def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -34,7 +32,7 @@ def equip(
         _add(trainer, module, LocalTolerance)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):
-            position, leave = getattr(callback, "process_position", 0), bool(callback._leave)
+            position, leave = getattr(callback, "process_position", 0), leaves_bar(callback)
             bar = FederatedProgressBar(callback.refresh_rate, position, leave)
             bar.setup(trainer, module, "fit")
             trainer.callbacks[i] = bar

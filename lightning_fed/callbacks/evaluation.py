@@ -4,12 +4,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pytorch_lightning as pl
-
 from lightning_fed.core.memory import Memory
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
+from lightning_fed.lightning import pl
 from lightning_fed.tracking.wandb import log_table
 from lightning_fed.trainer.hooks import FederatedCallback
 

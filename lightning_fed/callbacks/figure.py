@@ -5,8 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
-
+from lightning_fed.lightning import pl, results_of, validation_results_of
 from lightning_fed.tracking.wandb import log_figure
 
 if TYPE_CHECKING:
@@ -40,11 +39,11 @@ class FinalFigure(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._validated = trainer.fit_loop.epoch_loop.val_loop._results.metrics(on_step=False)["callback"]
+            self._validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # not trainer.callback_metrics, which also holds what earlier rounds have logged
-        trained = trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
+        trained = results_of(trainer).metrics(on_step=False)["callback"]
         metrics = (
             {**trained, **self._validated} if trained else trainer.callback_metrics
         )  # a resumed round has only these

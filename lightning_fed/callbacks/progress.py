@@ -3,10 +3,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import TQDMProgressBar
-
 from lightning_fed.core.algorithm import Reply
+from lightning_fed.lightning import TQDMProgressBar, leaves_bar, pl
 from lightning_fed.trainer.hooks import FederatedCallback, Visit
 
 
@@ -22,7 +20,7 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._visit = None
-        if self._leave:
+        if leaves_bar(self):
             self.train_progress_bar = self.init_train_tqdm()
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
@@ -51,7 +49,7 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
         objective = trainer.callback_metrics.get("federated/objective")
         known = {} if objective is None else {"objective": f"{float(objective):.4g}"}
         self.train_progress_bar.set_postfix({**known, **self.get_metrics(trainer, pl_module)})
-        if self._leave:
+        if leaves_bar(self):
             self.train_progress_bar.close()
 
     def _show(self) -> None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytorch_lightning as pl
 from torch import Tensor, nn
 
 from lightning_fed.core.patterns import check_patterns, matching
 from lightning_fed.core.selective import Patterns
+from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:

@@ -4,13 +4,12 @@ import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
-
 from lightning_fed.core.layout import Layout, parameters_of
 from lightning_fed.core.randomness import numpy_generator, torch_generator
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient, stationarity
+from lightning_fed.lightning import pl
 from lightning_fed.theory.bounds import distance_to_solution, eta_min
 from lightning_fed.theory.residuals import penalty_bound, plain_lr
 from lightning_fed.trainer.hooks import FederatedCallback

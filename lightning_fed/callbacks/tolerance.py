@@ -3,9 +3,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
-
 from lightning_fed.evaluation.evaluate import check_differentiable
+from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:

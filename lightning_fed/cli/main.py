@@ -12,14 +12,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 from jsonargparse import set_parsing_settings
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules.femnist.characters import DataError
+from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
 from lightning_fed.server import FederatedServer
 
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
@@ -29,6 +28,7 @@ from lightning_fed.data.partition import Partition, check_dealt, hold_out, num_s
 from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
 from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
+from lightning_fed.lightning import pl
 
 SPLITS = ("train", "val", "test")
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Generator, Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -30,6 +29,7 @@ from torch.utils.data import (
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.validation import is_whole
 from lightning_fed.data.tensor_loader import TensorLoader
+from lightning_fed.lightning import isolate_rng
 
 #: Makes a batch of a list of samples.
 Collate = Callable[[list[Any]], Any]

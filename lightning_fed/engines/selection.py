@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins.precision import DoublePrecision, Precision
-from pytorch_lightning.utilities import rank_zero_info
 from torch import nn, optim
 
 from lightning_fed.core.layout import Layout, buffers_of
@@ -25,6 +22,7 @@ from lightning_fed.data.tensor_loader import in_memory
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.engines.workers import WorkersEngine, why_not_workers
+from lightning_fed.lightning import DoublePrecision, Precision, pl, rank_zero_info
 from lightning_fed.local.stacked.batches import check_plannable, kind_of
 from lightning_fed.local.stacked.probe import try_out
 from lightning_fed.local.stacked.pure_step import UnfitError
@@ -64,19 +62,22 @@ class Setting:
 
     Args:
         examples: numbers of samples by client.
+        batch_size: of training batches.
         cohort: expected number of clients in a round. That of the first one would make a resumed run decide otherwise.
         work: of a visit.
         keeps_buffers: whether clients keep buffers of their own.
     """
 
     examples: Mapping[ClientId, int]
+    batch_size: int
     cohort: int
     work: LocalWork
     keeps_buffers: bool
 
-    def full_batch(self, batch_size: int) -> int:
+    @property
+    def full_batch(self) -> int:
         """The size of the largest batch that a client of the federation has."""
-        return min(batch_size, max(self.examples.values()))
+        return min(self.batch_size, max(self.examples.values()))
 
 
 def steps_by_kind(trainer: pl.Trainer, setting: Setting) -> dict[tuple[int, Hashable], float]:
@@ -100,7 +101,7 @@ def not_worth_it(trainer: pl.Trainer, setting: Setting) -> str | None:
     """Why stacking clients would not be faster; None if it should be."""
     if setting.cohort < 2:
         return "a round has one client"
-    steps, full = steps_by_kind(trainer, setting), setting.full_batch(trainer.datamodule.batch_size)
+    steps, full = steps_by_kind(trainer, setting), setting.full_batch
     together = sum(count for kind, count in steps.items() if kind[0] == full or count >= FREQUENT)
     if together < sum(steps.values()) / 2:
         return "most batches have sizes that few others have"
@@ -236,9 +237,7 @@ class Choice:
     def _made(self, trainer: pl.Trainer, setting: Setting, layout: Layout) -> StackedLocal:
         in_c = self._saved_by_c(setting) > C_SECONDS
         frequent = {kind for kind, steps in steps_by_kind(trainer, setting).items() if steps >= FREQUENT}
-        return StackedLocal(
-            trainer, layout, setting.full_batch(trainer.datamodule.batch_size), frequent, in_c, self.workers
-        )
+        return StackedLocal(trainer, layout, setting.full_batch, frequent, in_c, self.workers)
 
     def _saved_by_c(self, setting: Setting) -> float:
         """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""

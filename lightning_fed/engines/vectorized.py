@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor
 
@@ -14,6 +13,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Replies, Step
 from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
+from lightning_fed.lightning import pl
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.solver import ModuleLocal
 from lightning_fed.local.stacked.batches import Plan

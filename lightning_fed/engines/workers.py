@@ -14,9 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ProgressBar
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric, MetricCollection
@@ -27,13 +25,21 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.engines.shared_memory import Parcel
+from lightning_fed.lightning import (
+    ProgressBar,
+    SIGTERMException,
+    is_overridden,
+    is_read_by_user,
+    pl,
+    set_results,
+    update_count,
+)
 from lightning_fed.local.server_snapshot import Left
 from lightning_fed.local.steps.hookless import GRADIENT_HOOKS
 from lightning_fed.trainer.hooks import Exactness, Visit, is_server, listening, notify, reading
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.memento import STREAMS, stream_state
 from lightning_fed.trainer.merged_log import Logged
-from lightning_fed.trainer.private import SIGTERMException, is_overridden
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
 TOGETHER = 128
@@ -147,7 +153,7 @@ class WorkersEngine:
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
-        trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+        set_results(trainer, results := RoundResults(training=True))
         unmergeable = _watch(trainer)
         for part in module.modules():
             if isinstance(part, Metric):
@@ -202,7 +208,7 @@ def _watch(trainer: pl.Trainer) -> list[str]:
 
 def _updates(metrics: Sequence[Any]) -> list[int]:
     """How often metrics have been updated."""
-    return [part._update_count for metric in metrics for part in metric.modules() if isinstance(part, Metric)]
+    return [update_count(part) for metric in metrics for part in metric.modules() if isinstance(part, Metric)]
 
 
 def _share_states(module: nn.Module) -> None:
@@ -231,7 +237,7 @@ def _draws(data: Any, client: ClientId) -> list[str]:
 
 
 def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:
-    if metric._should_unsync:  # not so inside forward, which gives a batch's own value
+    if is_read_by_user(metric):
         found.append(f"training reads the value of {name}, gathered from clients before")
     return compute()
 

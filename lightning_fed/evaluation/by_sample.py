@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -20,11 +19,11 @@ from lightning_fed.core.layout import Layout
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.tensor_loader import TensorLoader
 from lightning_fed.evaluation.results import Evaluation
+from lightning_fed.lightning import is_overridden, pl
 from lightning_fed.local.stacked.pure_step import Notes, PureStep, UnfitError
 from lightning_fed.local.stacked.stack import STACK
 from lightning_fed.local.steps.hookless import TRANSFER_HOOKS
 from lightning_fed.trainer.batches import move_batch
-from lightning_fed.trainer.private import is_overridden
 
 #: Minimum number of clients for evaluating them together.
 MANY = 16

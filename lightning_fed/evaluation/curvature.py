@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Generator, Tensor, nn
 
 from lightning_fed.core.layout import Layout, clones, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.evaluation.evaluate import client_derivative, client_gradient
+from lightning_fed.lightning import pl
 
 #: A linear map from vectors to vectors, such as the product with a Hessian.
 Map = Callable[[Tensor], Tensor]

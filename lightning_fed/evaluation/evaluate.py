@@ -11,9 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -22,6 +20,20 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.data.loading import counted
 from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
+from lightning_fed.lightning import (
+    batch_size_of,
+    call_strategy_hook,
+    current_hook,
+    is_overridden,
+    is_param_in_hook_signature,
+    isolate_rng,
+    logged_value,
+    pl,
+    results_of,
+    set_current_hook,
+    set_results,
+    set_rng_states,
+)
 from lightning_fed.local.stacked.stack import unfavourable
 from lightning_fed.theory.residuals import gradient_mapping
 from lightning_fed.trainer.batches import move_batch
@@ -29,13 +41,6 @@ from lightning_fed.trainer.clock import local_time
 from lightning_fed.trainer.declarations import declares
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.module_state import ModuleState, restore_state
-from lightning_fed.trainer.private import (
-    batch_size_of,
-    call_strategy_hook,
-    is_overridden,
-    is_param_in_hook_signature,
-    set_rng_states,
-)
 
 if TYPE_CHECKING:
     from lightning_fed.core.federation import Federation
@@ -140,7 +145,7 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
     total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
     with measuring(trainer), torch.enable_grad():
-        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        set_results(trainer, RoundResults(training=True))
         examples, seen = data.num_examples(cid), 0
         for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, "train"))):
             batch = move_batch(trainer, batch)
@@ -163,7 +168,7 @@ def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
 def batch_gradient(trainer: pl.Trainer, layout: Layout, batch: Any, batch_idx: int, noise: dict[str, Any]) -> Tensor:
     """Gradient of ``training_step`` on a batch it has just seen, in the state it was in before ``noise`` was drawn."""
     with measuring(trainer, training=True), torch.enable_grad():
-        trainer.fit_loop.epoch_loop._results = RoundResults(training=True)
+        set_results(trainer, RoundResults(training=True))
         set_rng_states(noise)
         loss = _loss(_call(trainer, "training_step", batch, batch_idx))
         return _flat(trainer.lightning_module, layout, FIRST, loss)
@@ -187,8 +192,7 @@ def loss_step(module: pl.LightningModule, split: str) -> str | None:
 @contextmanager
 def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleState]:
     """Evaluation mode, unless ``training``; afterwards the module, its metrics, the log and the RNG are as before."""
-    module, loop, connector = trainer.lightning_module, trainer.fit_loop.epoch_loop, trainer._logger_connector
-    results, current_fx = loop._results, connector._current_fx
+    module, results, hook = trainer.lightning_module, results_of(trainer), current_hook(trainer)
     modes = {m: m.training for m in module.modules()}
     if not training:
         module.eval()
@@ -200,7 +204,8 @@ def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleSta
         state.restore()
         for m, mode in modes.items():
             m.training = mode
-        loop._results, connector._current_fx = results, current_fx
+        set_results(trainer, results)
+        set_current_hook(trainer, hook)
 
 
 def _evaluate(
@@ -242,7 +247,7 @@ def restored(state: ModuleState) -> Iterator[None]:
 
 def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> Evaluation:
     module, data = trainer.lightning_module, trainer.datamodule
-    trainer.fit_loop.epoch_loop._results = results = RoundResults(training=True)
+    set_results(trainer, results := RoundResults(training=True))
     results.complete = True
     for metric in module.modules():
         if isinstance(metric, Metric):
@@ -267,7 +272,7 @@ def _logged(results: RoundResults) -> dict[str, float]:
     for what in ("loss", "acc"):
         key = next((key for key, metric in results.items() if what in metric.meta.name.lower()), None)
         if key is not None:
-            value = results._get_cache(results[key], on_step=False)
+            value = logged_value(results, key)
             found[what] = math.nan if value is None else float(value)
     return found
 

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fed.core.algorithm import Question, StepMap
 from lightning_fed.core.layout import Layout, overwrite, parameters_of
-from lightning_fed.trainer.private import collect_rng_states
+from lightning_fed.lightning import collect_rng_states, pl
 
 
 class AugmentedGradient:

@@ -7,11 +7,20 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.loading import counted
+from lightning_fed.lightning import (
+    Loop,
+    SIGTERMException,
+    batch_size_of,
+    call_module_hook,
+    is_param_in_hook_signature,
+    pl,
+    results_of,
+    start_batch,
+)
 from lightning_fed.local.augmented_gradient import AugmentedGradient
 from lightning_fed.local.certificate import Certificate
 from lightning_fed.local.schedule import visit_loaders
@@ -19,16 +28,9 @@ from lightning_fed.local.steps.hookless import LeanStep, why_not
 from lightning_fed.local.steps.in_place import FusedStep, is_possible
 from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.hooks import Visit, listening
-from lightning_fed.trainer.private import (
-    SIGTERMException,
-    _Loop,
-    batch_size_of,
-    call_module_hook,
-    is_param_in_hook_signature,
-)
 
 
-class ClientLoop(_Loop):
+class ClientLoop(Loop):
     """Local work of one client: batches through Lightning's automatic or manual optimisation, or the lean step."""
 
     def __init__(self, trainer: pl.Trainer, work: LocalWork) -> None:
@@ -118,10 +120,10 @@ class ClientLoop(_Loop):
         self, batch: Any, samples: int | None, batch_idx: int, last: bool
     ) -> tuple[torch.Tensor | None, int, bool]:
         trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
-        results = rounds._results
+        results = results_of(trainer)
         rounds.clock.batch_idx, rounds.batch_progress.is_last_batch = batch_idx, last
         batch = move_batch(trainer, batch) if self._lean is None else trainer.precision_plugin.convert_input(batch)
-        trainer._logger_connector.on_batch_start(batch)
+        start_batch(trainer, batch)
         results.batch_size = samples  # the weight of what is logged; where it is unknown, Lightning looks at the batch
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:

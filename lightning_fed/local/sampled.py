@@ -7,13 +7,13 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 from torch import Tensor
 
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.randomness import seed_global, torch_generator
 from lightning_fed.data.batches import limited_visit
 from lightning_fed.data.loading import cut_order
+from lightning_fed.lightning import isolate_rng
 from lightning_fed.trainer.hooks import Visit
 
 #: Gives the positions of a local epoch by its number, and at most so many of them.

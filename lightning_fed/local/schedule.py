@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from lightning_fed.core.local_work import LocalWork
@@ -14,9 +13,9 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global, torch_generator
 from lightning_fed.data.batches import cut_visit, limited, limited_visit, orders_of
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.lightning import is_overridden, pl
 from lightning_fed.local.sampled import sampled_batches
 from lightning_fed.trainer.hooks import Visit
-from lightning_fed.trainer.private import is_overridden
 
 
 def visit_loaders(

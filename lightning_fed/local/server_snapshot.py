@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import pytorch_lightning as pl
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.lightning import checkpoint_connector, pl
 from lightning_fed.trainer.module_state import Changes, ModuleState
 
 #: Settings of optimisers that schedules set. Others, such as an optimiser's own counters, belong to its memory.
@@ -128,7 +128,7 @@ class Workspace:
 def saving_the_server(trainer: pl.Trainer, workspace: Workspace) -> Iterator[None]:
     """While it lasts, checkpoints hold the server's weights and count rounds, even those taken while a client works."""
     loop: Any = trainer.fit_loop
-    connector, clock = trainer._checkpoint_connector, loop.clock
+    connector, clock = checkpoint_connector(trainer), loop.clock
     dump = connector.dump_checkpoint
 
     def counting_rounds(*args: Any, **kwargs: Any) -> Any:

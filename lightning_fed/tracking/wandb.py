@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+
+from lightning_fed.lightning import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,18 +5,23 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
-from pytorch_lightning.strategies import SingleDeviceStrategy
-
 from lightning_fed.core.algorithm import Algorithm
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.datamodule import FederatedDataModule
+from lightning_fed.lightning import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    SingleDeviceStrategy,
+    StochasticWeightAveraging,
+    check_lightning_version,
+    is_overridden,
+    is_param_in_hook_signature,
+    pl,
+)
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.tolerance import Tolerance
 from lightning_fed.trainer.hooks import is_server
-from lightning_fed.trainer.private import check_lightning_version, is_overridden, is_param_in_hook_signature
 
 
 def check_setup(

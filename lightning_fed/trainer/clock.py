@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import pytorch_lightning as pl
+from lightning_fed.lightning import pl
 
 
 class LocalClock:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
 from torch import nn
+
+from lightning_fed.lightning import pl
 
 
 def declares(module: pl.LightningModule, contract: str, *steps: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from lightning_fed.core.algorithm import Question, Reply
 from lightning_fed.core.memory import ClientId
+from lightning_fed.lightning import pl
 
 
 @dataclass

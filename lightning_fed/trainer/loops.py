@@ -11,21 +11,27 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
-import pytorch_lightning as pl
 import torch
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.data.loading import known_sizes
+from lightning_fed.lightning import (
+    EpochLoop,
+    FitLoop,
+    ResultCollection,
+    active_results_of,
+    call_callback_hooks,
+    end_batch,
+    is_first_log_in,
+    pl,
+    restore_callback_metrics,
+    results_of,
+    set_current_hook,
+    start_batch,
+)
 from lightning_fed.trainer.clock import LocalClock
 from lightning_fed.trainer.hooks import RoundReport
-from lightning_fed.trainer.private import (
-    CombinedLoader,
-    _FitLoop,
-    _ResultCollection,
-    _TrainingEpochLoop,
-    call_callback_hooks,
-)
 
 #: How far a round has come when a checkpoint is taken; what is left is done on resume.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
@@ -59,7 +65,7 @@ class RunsRounds(Protocol):
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None: ...
 
 
-class RoundResults(_ResultCollection):
+class RoundResults(ResultCollection):
     """What is logged during a round: per-step values become sample-weighted means over the round's clients."""
 
     complete = False
@@ -82,19 +88,19 @@ class RoundResults(_ResultCollection):
 
 def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> None:
     """As a module's ``log_dict`` in the hook ``fx``, without looking at every number as if it were the first."""
-    results, connector = trainer.fit_loop.epoch_loop._results, trainer._logger_connector
-    if connector.should_reset_tensors(fx):
+    results = results_of(trainer)
+    if is_first_log_in(trainer, fx):
         results.reset(metrics=False, fx=fx)
     for name, number in numbers.items():
         results.log(fx, name, torch.tensor(number, dtype=torch.float64), batch_size=1)
-    connector._current_fx = fx
+    set_current_hook(trainer, fx)
 
 
 def weigh_by_samples(trainer: pl.Trainer, loader: object, batch_idx: int) -> None:
     """Have Lightning weigh what is logged for a batch by its samples, where one loader tells how many there are."""
     sizes = known_sizes(loader)
-    if sizes is not None and trainer._results is not None:
-        trainer._results.batch_size = sizes[batch_idx]
+    if sizes is not None and (results := active_results_of(trainer)) is not None:
+        results.batch_size = sizes[batch_idx]
 
 
 def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
@@ -104,7 +110,7 @@ def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
     return metric
 
 
-class RoundLoop(_TrainingEpochLoop):
+class RoundLoop(EpochLoop):
     """One round: what Lightning takes for an epoch of a single batch."""
 
     def __init__(
@@ -114,14 +120,14 @@ class RoundLoop(_TrainingEpochLoop):
         super().__init__(trainer, min_steps=min_steps, max_steps=max_steps)
         self.client_loop = server.client_loop(trainer)
         self.stage = IDLE
-        self._results: RoundResults = RoundResults(training=True)
+        self.collect_in(RoundResults(training=True))
 
     @property
     def global_step(self) -> int:
         """Rounds; steps of the optimiser, where the module's own code is at work."""
         if not self.clock.running:
             return self.server.rounds_done
-        return self.server.local_time + self.client_loop.steps_taken
+        return self.server.local_time + int(self.client_loop.steps_taken)
 
     @property
     def optimizer_steps(self) -> int:
@@ -146,13 +152,13 @@ class RoundLoop(_TrainingEpochLoop):
         """There is no loader to prepare: each visit makes its own."""
 
     def advance(self, data_fetcher: Any) -> None:
-        trainer, results = self.trainer, self._results
+        trainer, results = self.trainer, results_of(self.trainer)
         self.val_loop.restarting = False
         self.batch_progress.is_last_batch = True
         self.batch_progress.increment_ready()
         results.complete = False
         cohort = self.server.begin_round(trainer)
-        trainer._logger_connector.on_batch_start(None)
+        start_batch(trainer, None)
         call_callback_hooks(trainer, "on_train_batch_start", cohort, 0)
         self.batch_progress.increment_started()
         with trainer.profiler.profile("run_training_batch"):
@@ -162,7 +168,7 @@ class RoundLoop(_TrainingEpochLoop):
         self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         results.complete = True
         call_callback_hooks(trainer, "on_train_batch_end", {"loss": torch.tensor(report.local_loss)}, cohort, 0)
-        trainer._logger_connector.on_batch_end()
+        end_batch(trainer)
         self.batch_progress.increment_completed()
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
@@ -173,7 +179,7 @@ class RoundLoop(_TrainingEpochLoop):
         return self.client_loop.visiting and not self.client_loop.stepping
 
 
-class FederatedFitLoop(_FitLoop):
+class FederatedFitLoop(FitLoop):
     """Counts rounds where Lightning counts epochs."""
 
     epoch_loop: RoundLoop
@@ -189,7 +195,7 @@ class FederatedFitLoop(_FitLoop):
         new = cls(trainer, server, old.min_epochs, old.max_epochs)
         new.epoch_loop = RoundLoop(trainer, server, new.clock, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
         new.epoch_loop.val_loop = old.epoch_loop.val_loop
-        new._data_source = old._data_source
+        new.take_data_from(old)
         trainer.fit_loop = new
 
     @property
@@ -203,10 +209,9 @@ class FederatedFitLoop(_FitLoop):
 
     def setup_data(self) -> None:
         trainer = self.trainer
-        if self._combined_loader is not None or trainer.limit_train_batches == 0:
+        if self.has_data() or trainer.limit_train_batches == 0:
             return
-        self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
-        self.max_batches = 1
+        self.set_one_batch()
         interval = trainer.val_check_interval
         if isinstance(interval, int) and interval > 1 and trainer.check_val_every_n_epoch is not None:
             raise ValueError(
@@ -260,13 +265,13 @@ class FederatedFitLoop(_FitLoop):
         loop.batch_progress.total.increment_by(rounds - loop.batch_progress.total.ready)
         loop.batch_progress.current.increment_by(unfinished - loop.batch_progress.current.ready)
         loop.batch_progress.is_last_batch = unfinished
-        loop._batches_that_stepped = rounds - (stage == TRAINED)
+        loop.count_batches_that_stepped(rounds - (stage == TRAINED))
         loop.val_loop.restarting = True  # only so that the sanity check is not run again
         self._saved_metrics = saved["metrics"] if unfinished else {}
 
     def _finish_round(self, stage: str) -> None:
         """Do what the interrupted run would have done after its checkpoint: validate, end the epoch, step plateaus."""
-        self.trainer._logger_connector._callback_metrics.update(self._saved_metrics)
+        restore_callback_metrics(self.trainer, self._saved_metrics)
         if stage == TRAINED:
             self.epoch_loop.on_advance_end(NO_FETCHER)
         if stage in (TRAINED, VALIDATED):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_fed.lightning import enter_hook, note_merged, pl
 from lightning_fed.trainer.loops import RoundResults
 
 #: How a value is logged: arguments of ``LightningModule.log``. What else Lightning notes of it leads to the trainer.
@@ -56,7 +56,7 @@ class Logged:
         modules = dict(module.named_modules())
         for name, state in self.metrics.items():
             _merge(modules[name], state)
-        module._current_fx_name = "training_step"
+        enter_hook(module, "training_step")
         for how, value, weight in self.values:
             module.log(value=modules[how["metric_attribute"]] if value is None else value, batch_size=weight, **how)
 
@@ -68,5 +68,4 @@ def _merge(metric: Metric, state: dict[str, Any]) -> None:
     else:
         for name, value in state.items():
             setattr(metric, name, [t.clone() for t in value] if isinstance(value, list) else torch.clone(value))
-    metric._update_count += 1
-    metric._computed = None
+    note_merged(metric)

@@ -7,20 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.core.optimizer import LightningOptimizer
-from pytorch_lightning.loggers import Logger
-from pytorch_lightning.strategies import Strategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric
 
 from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
+from lightning_fed.lightning import NOTES, LightningOptimizer, Logger, Strategy, pl
 from lightning_fed.trainer.memento import STREAMS, Entries, Items, Memento, NotCopyableError, Note, same_numbers
 
 #: Names under which ``nn.Module`` keeps parameters, buffers, parts and hooks, and Lightning its own notes.
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}
-LIGHTNINGS_OWN = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
 
 #: What a module may refer to, but what is not part of it.
 OUTSIDE = (pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset, DataLoader, Logger, LightningOptimizer, Strategy)
@@ -33,7 +29,7 @@ def is_metric(part: Any) -> bool:
 
 def is_setting(key: str) -> bool:
     """Whether an attribute of a module is neither ``nn.Module``'s nor Lightning's own."""
-    return key not in BOOKKEEPING and key not in LIGHTNINGS_OWN
+    return key not in BOOKKEEPING and key not in NOTES
 
 
 @dataclass(frozen=True, eq=False)

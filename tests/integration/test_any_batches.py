@@ -24,7 +24,7 @@ from lightning_fed.core.layout import Layout
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.engines.sequential import ClientError
 from lightning_fed.evaluation.evaluate import client_gradient, evaluate_splits
-from lightning_fed.trainer.private import _warn_of_guess
+from lightning_fed.lightning import _warn_of_guess
 
 SEED, ROUNDS, LR, SIZES = 5, 3, 0.1, {"ann": 7, "bob": 4, "cem": 5}
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
+from lightning_fed.lightning import check_lightning_version
 from lightning_fed.trainer.checks import check_optimizers
-from lightning_fed.trainer.private import check_lightning_version
 
 STEPS: Counter[int] = Counter()
 

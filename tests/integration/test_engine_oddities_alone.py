@@ -22,7 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.trainer.private import SIGTERMException
+from lightning_fed.lightning import SIGTERMException
 
 
 class Wide(Odd):

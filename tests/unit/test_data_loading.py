@@ -19,11 +19,11 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.data.loading import counted, drawn_order, known_sizes
 from lightning_fed.data.tensor_loader import TensorLoader
+from lightning_fed.lightning import _warn_of_guess, batch_size_of
 from lightning_fed.local.schedule import planned_steps, visit_loaders
 from lightning_fed.local.stacked.batches import Plan
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.trainer.hooks import Visit
-from lightning_fed.trainer.private import _warn_of_guess, batch_size_of
 from lightning_fed.trainer.remedies import remedy_for
 
 

@@ -13,9 +13,7 @@ import warnings
 from dataclasses import asdict
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 
 from lightning_fed.cli.main import FederatedCLI, build
 from lightning_fed.core.algorithm import hyper_parameters
@@ -24,6 +22,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator, torch_generator
 from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient
+from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.local.schedule import planned_steps
 from lightning_fed.server import FederatedServer
 from lightning_fed.theory.advice import Advice, Measured, advise

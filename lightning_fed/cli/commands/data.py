@@ -7,14 +7,13 @@ import csv
 import sys
 from pathlib import Path
 
-import pytorch_lightning as pl
 from jsonargparse import Namespace
-from pytorch_lightning.cli import ArgsType, LightningArgumentParser
 
 from lightning_fed.cli.main import FederatedCLI, build
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.survey import describe, survey, table
 from lightning_fed.data.survey_figures import contact_sheet, histograms
+from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.server import FederatedServer
 
 USAGE = "lightning-fed data --config FILE [--data.init_args.NAME=VALUE ...] [--out FOLDER]"

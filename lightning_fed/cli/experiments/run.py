@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 import wandb
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from lightning_fed.algorithms import Algorithm
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
 from lightning_fed.cli.experiments.settings import Dtype, Setting
 from lightning_fed.core.algorithm import Reply, hyper_parameters
 from lightning_fed.engines import DivergenceError
+from lightning_fed.lightning import ModelCheckpoint, pl
 from lightning_fed.server import FederatedServer
 from lightning_fed.tracking.wandb import AutoWandbLogger
 from lightning_fed.trainer.hooks import Visit

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-
 from lightning_fed import algorithms, transforms
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedDR
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules import FEMNIST, Synthetic
 from lightning_fed.datamodules.femnist import npz
+from lightning_fed.lightning import pl
 from lightning_fed.models import MLP, FemnistCNN
 from lightning_fed.transforms import Compose, Transform
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,10 +18,10 @@ from lightning_fed.core.randomness import seed_global
 from lightning_fed.data.batches import cut_visit, orders_of
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.tensor_loader import Memory, TensorLoader, Transform, in_memory, is_row_by_row
+from lightning_fed.lightning import is_overridden, pl
 from lightning_fed.local.schedule import visit_loaders
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.trainer.hooks import Visit
-from lightning_fed.trainer.private import is_overridden
 
 #: Batches of a stack are gathered for as many steps at once as fit into this.
 BLOCK_BYTES = 8 * 2**20
@@ -46,7 +45,7 @@ class Plan:
     @classmethod
     def all_of(cls, trainer: pl.Trainer, work: LocalWork, visits: Sequence[Visit]) -> list[Plan]:
         """Plan several visits at once; sets ``visit.planned``."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = trainer.datamodule
         check_plannable(data)
         if is_overridden("client_dataloader", data, FederatedDataModule):
             return [cls._by_epoch(trainer, work, visit) for visit in visits]

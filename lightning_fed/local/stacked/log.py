@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +20,7 @@ from torchmetrics.classification import (
     MulticlassStatScores,
 )
 
+from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.stacked.pure_step import Outline
 
 #: Metrics whose states are sums over samples: one update with many batches is as good as one with each. (Metrics of
@@ -73,7 +73,7 @@ class StepLog:
 
     def replay(self, trainer: pl.Trainer) -> None:
         module = trainer.lightning_module
-        module._current_fx_name = "training_step"
+        enter_hook(module, "training_step")
         for metric in {id(m): m for noted in self._noted for m, _ in noted.outline.updates}.values():
             self._update(metric)
         for name in {name: None for noted in self._noted for name in noted.outline.logged}:

@@ -10,7 +10,8 @@ from torch.func import vmap
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from lightning_fed.local.stacked.simplify import bound, is_pure, is_view
+from lightning_fed.local.native.codegen.views import is_view
+from lightning_fed.local.stacked.simplify import bound, is_pure
 
 aten = torch.ops.aten
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, NoReturn
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torchmetrics import Metric, MetricCollection
 
+from lightning_fed.lightning import is_param_in_hook_signature, pl
 from lightning_fed.local.stacked.stack import Stack
-from lightning_fed.trainer.private import is_param_in_hook_signature
 
 _LOG = signature(pl.LightningModule.log)
 

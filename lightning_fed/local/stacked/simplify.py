@@ -12,23 +12,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_fed.local.native.codegen.views import VIEWS
+
 aten = torch.ops.aten
 
-#: The same numbers in another shape, from the same place in memory on.
-VIEWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.t.default,
-    aten.alias.default,
-    aten.detach.default,
-}
 _COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
 #: Results that depend on their tensors' shapes alone.
 _BY_SHAPE = {
@@ -70,14 +57,6 @@ def is_pure(graph: Graph) -> bool:
 def operators(graph: Graph) -> list[Any]:
     """The nodes that compute something; as Any, since an operator's arguments are known by its name alone."""
     return [node for node in graph.nodes if node.op == "call_function"]
-
-
-def is_view(node: Node) -> bool:
-    """Whether a node's tensor may lie where those it is made of lie."""
-    if node.target in VIEWS or node.target is operator.getitem:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def drop_factors(recorded: GraphModule) -> None:

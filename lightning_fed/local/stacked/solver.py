@@ -10,13 +10,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.core.algorithm import StepMap
 from lightning_fed.core.layout import Layout
+from lightning_fed.lightning import SIGTERMException, pl
 from lightning_fed.local.native.codegen.matmul import LANES
 from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
 from lightning_fed.local.stacked.log import StepLog
@@ -25,7 +25,6 @@ from lightning_fed.local.stacked.problem import Answers, Questions
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
 from lightning_fed.local.stacked.recorder import Graph, Graphs
 from lightning_fed.local.stacked.stack import Direction, Stack, is_plain, power_of_two, rounded, stacked_optimizer
-from lightning_fed.trainer.private import SIGTERMException
 
 Numbers = NDArray[np.int64]
 

@@ -6,10 +6,11 @@ import copy
 from collections import defaultdict
 from collections.abc import Hashable
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+
+from lightning_fed.lightning import pl
 
 #: Parameters of m clients, in the order of the layout.
 Stack = list[Tensor]

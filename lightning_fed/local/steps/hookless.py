@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.profilers import PassThroughProfiler
 from torch import Tensor
 
+from lightning_fed.lightning import PassThroughProfiler, enter_hook, is_overridden, pl
 from lightning_fed.local.augmented_gradient import AugmentedGradient
 from lightning_fed.trainer.hooks import is_server
-from lightning_fed.trainer.private import is_overridden
 
 GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 MODULE_HOOKS = (
@@ -77,7 +75,7 @@ class LeanStep:
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         module, precision = self.module, self.trainer.precision_plugin
-        module._current_fx_name = "training_step"
+        enter_hook(module, "training_step")
         self.question.before_batch(batch, batch_idx)
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))

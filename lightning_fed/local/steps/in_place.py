@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.augmented_gradient import AugmentedGradient, check_dense
 from lightning_fed.local.native import linear
 from lightning_fed.local.stacked.stack import is_plain
@@ -163,7 +163,7 @@ class FusedStep(LeanStep):
         self.factors = Factors()
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        self.module._current_fx_name = "training_step"
+        enter_hook(self.module, "training_step")
         with factored(self.layers, self.factors), self.trainer.precision_plugin.train_step_context():
             output: Any = self.module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
             loss = output["loss"] if isinstance(output, Mapping) else output

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_fed.local.native.codegen.loops import TYPES, Place, Term, assign, reduce
 from lightning_fed.local.native.codegen.matmul import call, function
 from lightning_fed.local.native.codegen.operators import COMPARISONS, COPIES, EVERY, LOGIC, POWERS
-from lightning_fed.local.stacked.simplify import is_view
+from lightning_fed.local.native.codegen.views import is_view
 
 aten = torch.ops.aten
 

@@ -1,0 +1,271 @@
+"""The one door to Lightning: every import of it, and every private name and attribute of it and of torchmetrics.
+
+Nothing else in the package imports ``pytorch_lightning`` or touches what begins with an underscore in it, so that
+another version, or ``lightning.pytorch``, is a matter of this file. A contract test names each private attribute
+(tests/integration/test_lightning_door.py).
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
+from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
+from lightning_fabric.utilities.warnings import PossibleUserWarning
+from packaging.version import Version
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    Checkpoint,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ProgressBar,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+)
+from pytorch_lightning.core.optimizer import LightningOptimizer
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.loop import _Loop as Loop
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.plugins.precision import DoublePrecision, Precision
+from pytorch_lightning.profilers import PassThroughProfiler
+from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
+from pytorch_lightning.trainer.call import _call_callback_hooks as call_callback_hooks
+from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
+from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
+from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
+from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from pytorch_lightning.utilities.seed import isolate_rng
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torchmetrics import Metric
+
+if TYPE_CHECKING:
+    from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+__all__ = [
+    "SUPPORTED",
+    "ArgsType",
+    "BatchSizeFinder",
+    "CSVLogger",
+    "Checkpoint",
+    "DoublePrecision",
+    "LearningRateFinder",
+    "LightningArgumentParser",
+    "LightningCLI",
+    "LightningOptimizer",
+    "Logger",
+    "Loop",
+    "ModelCheckpoint",
+    "PassThroughProfiler",
+    "PossibleUserWarning",
+    "Precision",
+    "ProgressBar",
+    "ResultCollection",
+    "RichProgressBar",
+    "SIGTERMException",
+    "SaveConfigCallback",
+    "SingleDeviceStrategy",
+    "StochasticWeightAveraging",
+    "Strategy",
+    "TQDMProgressBar",
+    "TensorBoardLogger",
+    "WandbLogger",
+    "batch_size_of",
+    "call_callback_hooks",
+    "call_module_hook",
+    "call_strategy_hook",
+    "check_lightning_version",
+    "collect_rng_states",
+    "is_overridden",
+    "is_param_in_hook_signature",
+    "isolate_rng",
+    "pl",
+    "rank_zero_info",
+    "set_rng_states",
+]
+
+warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # Lightning and torch about each other
+
+
+def __getattr__(name: str) -> Any:
+    """Import Lightning's command line only where it is used: it takes a second."""
+    if name in ("ArgsType", "LightningArgumentParser", "LightningCLI", "SaveConfigCallback"):
+        return getattr(import_module(f"{pl.__name__}.cli"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+SUPPORTED = (Version("2.6.6"), Version("2.7"))
+
+
+def check_lightning_version(version: str = pl.__version__) -> None:
+    """Refuse a Lightning whose private loops we have not been tested with."""
+    low, high = SUPPORTED
+    if not low <= Version(version) < high:
+        raise ImportError(
+            f"lightning_fed builds on Lightning's loops: it needs pytorch-lightning >={low},<{high}, found {version}."
+            f' Run: pip install "pytorch-lightning>={low},<{high}"'
+        )
+
+
+def batch_size_of(batch: Any) -> int:
+    """Guess the number of samples of a batch from a loader of the user's own, by its first tensor, as Lightning does.
+
+    Where it cannot be seen, or tensors disagree, a warning says so once; without tensors a batch counts as one sample.
+    """
+    sizes = _sizes_in(batch)
+    if len(set(sizes)) != 1:
+        _warn_of_guess(type(batch).__name__, tuple(dict.fromkeys(sizes)))
+    return sizes[0] if sizes else 1
+
+
+def _sizes_in(batch: Any) -> list[int]:
+    try:
+        return [size for size in extract_batch_sizes(batch) if size is not None]
+    except Exception:  # a batch may be any object, and fail in any way when it is looked into
+        return []
+
+
+@cache
+def _warn_of_guess(kind: str, sizes: tuple[int, ...]) -> None:
+    found = (
+        f"tensors of {' and '.join(map(str, sizes))} rows; the first is taken" if sizes else "no tensor; it counts as 1"
+    )
+    warnings.warn(
+        f"The number of samples of a {kind} from a loader of your own is not known: it has {found}. Means over batches"
+        " weigh by it. Return a torch DataLoader of map-style data, or give FederatedDataModule a collate_fn in the"
+        " place of an overridden loader: their samples are counted.",
+        stacklevel=3,
+    )
+
+
+# -- loops: what Lightning reads of them, under names of our own --------------------------------------------------
+
+
+class FitLoop(_FitLoop):
+    """Lightning's fit loop, with what we set in it by name."""
+
+    def has_data(self) -> bool:
+        return self._combined_loader is not None
+
+    def set_one_batch(self) -> None:
+        """Let an epoch have one batch, which nobody reads."""
+        self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
+        self.max_batches = 1
+
+    def take_data_from(self, old: Any) -> None:
+        self._data_source = old._data_source
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Lightning's epoch loop, with what we set in it by name."""
+
+    def collect_in(self, results: Any) -> None:
+        """Take what is logged into these results."""
+        self._results = results
+
+    def count_batches_that_stepped(self, batches: int) -> None:
+        self._batches_that_stepped = batches
+
+
+def results_of(trainer: pl.Trainer) -> Any:
+    """What is logged in training: of this round."""
+    return trainer.fit_loop.epoch_loop._results
+
+
+def set_results(trainer: pl.Trainer, results: Any) -> None:
+    trainer.fit_loop.epoch_loop._results = results
+
+
+def validation_results_of(trainer: pl.Trainer) -> Any:
+    """What the last validation of a fit has logged."""
+    return trainer.fit_loop.epoch_loop.val_loop._results
+
+
+def active_results_of(trainer: pl.Trainer) -> Any:
+    """What the loop at work logs; None if there is none."""
+    return trainer._results
+
+
+def logged_value(results: Any, key: str) -> Any:
+    """The value of a logged metric over all steps; None if it has none."""
+    return results._get_cache(results[key], on_step=False)
+
+
+# -- the trainer's connectors --------------------------------------------------------------------------------------
+
+
+def start_batch(trainer: pl.Trainer, batch: Any) -> None:
+    """Tell the trainer's log which batch what comes next is about."""
+    trainer._logger_connector.on_batch_start(batch)
+
+
+def end_batch(trainer: pl.Trainer) -> None:
+    trainer._logger_connector.on_batch_end()
+
+
+def is_first_log_in(trainer: pl.Trainer, hook: str) -> bool:
+    """Whether values that were logged in this hook before are to be forgotten."""
+    return bool(trainer._logger_connector.should_reset_tensors(hook))
+
+
+def current_hook(trainer: pl.Trainer) -> str | None:
+    """The hook in which something was logged last."""
+    return trainer._logger_connector._current_fx
+
+
+def set_current_hook(trainer: pl.Trainer, hook: str | None) -> None:
+    trainer._logger_connector._current_fx = hook
+
+
+def restore_callback_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> None:
+    trainer._logger_connector._callback_metrics.update(metrics)
+
+
+def checkpoint_connector(trainer: pl.Trainer) -> Any:
+    """What makes checkpoints."""
+    return trainer._checkpoint_connector
+
+
+# -- modules, callbacks, metrics -----------------------------------------------------------------------------------
+
+#: Attributes of a module in which Lightning keeps its own notes.
+NOTES = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
+
+
+def enter_hook(module: pl.LightningModule, hook: str) -> None:
+    """Let ``module.log`` know in which hook it is called."""
+    module._current_fx_name = hook
+
+
+def before_transfer(module: pl.LightningModule, batch: Any) -> Any:
+    """A batch after ``on_before_batch_transfer`` of the module or the datamodule."""
+    return module._on_before_batch_transfer(batch, dataloader_idx=0)
+
+
+def leaves_bar(callback: TQDMProgressBar | RichProgressBar) -> bool:
+    """Whether a progress bar stays on the screen after each epoch."""
+    return bool(callback._leave)
+
+
+def update_count(metric: Metric) -> int:
+    return int(metric._update_count)
+
+
+def note_merged(metric: Metric) -> None:
+    """Count an update that was made elsewhere, and forget the value from before it."""
+    metric._update_count += 1
+    metric._computed = None
+
+
+def is_read_by_user(metric: Metric) -> bool:
+    """Whether ``compute`` is called by a user, not inside ``forward``, which gives a batch's own value."""
+    return bool(metric._should_unsync)
