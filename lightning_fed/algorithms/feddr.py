@@ -8,7 +8,6 @@ from torch import Tensor
 from lightning_fed.core.algorithm import (
     Algorithm,
     Broadcast,
-    Local,
     Reply,
     Start,
     Total,
@@ -18,6 +17,7 @@ from lightning_fed.core.algorithm import (
     start_point,
     wide,
 )
+from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 

@@ -6,23 +6,21 @@ Knows neither Lightning nor data: an algorithm is a handful of pure functions of
 from lightning_fed.core.algorithm import (
     Algorithm,
     Broadcast,
-    Local,
-    Question,
     Reply,
-    Solution,
     Start,
-    StepMap,
     Total,
     Weights,
     hyper_parameters,
     start_point,
 )
+from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
 from lightning_fed.core.records import num_bytes, record, tree_map, wide
 
 __all__ = [
     "Algorithm",
     "Broadcast",
     "Local",
+    "LocalProblem",
     "Question",
     "Reply",
     "Solution",

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Local, Reply, Total, num_bytes, tree_map
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, num_bytes, tree_map
 from lightning_fed.core.memory import ClientId, Cost
+from lightning_fed.core.problem import Local
 from lightning_fed.core.summation import TreeSum
 
 Step = Callable[..., Reply[Any, Any]]

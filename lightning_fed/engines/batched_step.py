@@ -10,7 +10,8 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from lightning_fed.core.algorithm import Broadcast, Question, Reply, Solution, StepMap, tree_map
+from lightning_fed.core.algorithm import Broadcast, Reply, tree_map
+from lightning_fed.core.problem import Local, LocalProblem, Question, Solution
 from lightning_fed.core.round import Replies, Step
 from lightning_fed.local.stacked.batches import Plan
 from lightning_fed.local.stacked.problem import Answers, Questions
@@ -45,7 +46,7 @@ class _Answer(torch.autograd.Function):
         return together.answers.x, 0
 
 
-class Together:
+class Together(Local):
     """The ``Local`` that all clients of a stack talk to at once.
 
     Args:
@@ -58,23 +59,13 @@ class Together:
         self.answers: Answers | None = None
         self.i: Tensor | None = None
 
-    def solve(
-        self,
-        start: Tensor,
-        *,
-        linear: Tensor | None = None,
-        rho: float = 0.0,
-        center: Tensor | None = None,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        work: float = 1.0,
-        estimate: Tensor | None = None,
-    ) -> Solution:
-        if after_step is not None or evaluate_at is not None or work != 1 or estimate is not None:
+    def answer(self, problem: LocalProblem) -> Solution:
+        if not problem.is_plain:
             raise DiffersError("steps are mapped, cut short or corrected")
         if self.answers is not None:
             raise DiffersError("clients are asked more than once")
-        x: Tensor = _Answer.apply(self, rho, self.i, start, linear, center)
+        question = problem.question
+        x: Tensor = _Answer.apply(self, question.rho, self.i, problem.start, question.linear, question.center)
         return Solution(x, steps=self.steps, lr_sum=self.steps * self.lr)
 
     def gradient(self, x: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.core.algorithm import Broadcast, Question, Reply, Solution, StepMap
+from lightning_fed.core.algorithm import Broadcast, Reply
 from lightning_fed.core.layout import is_finite, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.problem import Local, LocalProblem, Solution
 from lightning_fed.core.round import Replies, Step
 from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
@@ -18,7 +19,7 @@ from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.solver import ModuleLocal
 from lightning_fed.local.stacked.batches import Plan
 from lightning_fed.local.stacked.log import StepLog
-from lightning_fed.local.stacked.problem import Asked, Questions
+from lightning_fed.local.stacked.problem import Questions
 from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.local.stacked.stack import STACK, STACK_NUMBERS
 from lightning_fed.trainer.hooks import Visit, listening, notify, reading
@@ -29,11 +30,11 @@ log = logging.getLogger(__name__)
 class _AskedError(Exception):
     """A client's step has come to a question that is not answered yet."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: LocalProblem) -> None:
         self.asked = asked
 
 
-class _Talk:
+class _Talk(Local):
     """One client's step, run again with one answer more until it is through: steps are pure functions."""
 
     def __init__(self, alone: ModuleLocal, workspace: Workspace) -> None:
@@ -42,33 +43,20 @@ class _Talk:
         self.gradients: list[Tensor] = []
         self._heard = self._differentiated = 0
 
-    def attempt(self, step: Step, state: Any, down: Broadcast) -> Reply[Any, Any] | Asked:
+    def attempt(self, step: Step, state: Any, down: Broadcast) -> Reply[Any, Any] | LocalProblem:
         self._heard = self._differentiated = 0
         try:
             return step(state, down, self)
         except _AskedError as error:
             return error.asked
 
-    def solve(
-        self,
-        start: Tensor,
-        *,
-        linear: Tensor | None = None,
-        rho: float = 0.0,
-        center: Tensor | None = None,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        work: float = 1.0,
-        estimate: Tensor | None = None,
-    ) -> Solution:
+    def answer(self, problem: LocalProblem) -> Solution:
         if self._heard == len(self.answers):
-            question = Question(linear, rho, center)
-            self.alone.visit.work = work
-            if estimate is None:
-                raise _AskedError(Asked(start, question, after_step, evaluate_at))
+            self.alone.visit.work = problem.work
+            if problem.estimate is None:
+                raise _AskedError(problem)
             self.workspace.reset()  # every step looks at its batch twice: no stack does that
-            rest: dict[str, Any] = {"after_step": after_step, "evaluate_at": evaluate_at, "estimate": estimate}
-            self.answers.append(self.alone.solve(start, **vars(question), work=work, **rest))
+            self.answers.append(self.alone.answer(problem))
         self._heard += 1
         return self.answers[self._heard - 1]
 
@@ -165,12 +153,12 @@ class VectorizedEngine:
         replies: dict[int, Reply[Any, Any]] = {}
         logs: list[StepLog] = []
         while len(replies) < len(visits):
-            questions: dict[int, Asked] = {}
+            questions: dict[int, LocalProblem] = {}
             for i, visit in enumerate(visits):
                 if i not in replies:
                     with self.alone.naming(visit.client):
                         said = talks[i].attempt(step, states[i], down)
-                    if isinstance(said, Asked):
+                    if isinstance(said, LocalProblem):
                         questions[i] = said
                     else:
                         replies[i] = said

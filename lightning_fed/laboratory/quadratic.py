@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.core.algorithm import Question, Solution, StepMap
+from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.validation import is_whole, whole
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
@@ -197,7 +197,7 @@ class GradientDescent:
 
 
 @dataclass(frozen=True, eq=False)
-class Oracle:
+class Oracle(Local):
     """A loss and a solver, answering for one client."""
 
     f: Loss
@@ -206,25 +206,17 @@ class Oracle:
     round: int = 0
     answers: list[Solution] = field(default_factory=list)
 
-    def solve(
-        self,
-        start: Tensor,
-        *,
-        linear: Tensor | None = None,
-        rho: float = 0.0,
-        center: Tensor | None = None,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        work: float = 1.0,
-        estimate: Tensor | None = None,
-    ) -> Solution:
+    def answer(self, problem: LocalProblem) -> Solution:
+        start, question = problem.start, problem.question
         zero = torch.zeros_like(start)
-        linear, center = zero if linear is None else linear, zero if center is None else center
+        linear = zero if question.linear is None else question.linear
+        center = zero if question.center is None else question.center
         if isinstance(self.solver, GradientDescent):
-            more = (after_step, evaluate_at, work, estimate, self.rng("batches"), self.round)
-            self.answers.append(self.solver(self.f, start, linear, rho, center, *more))
-        elif after_step is None and evaluate_at is None and work == 1 and estimate is None:
-            self.answers.append(self.solver(self.f, start, linear, rho, center))
+            maps = (problem.after_step, problem.evaluate_at)
+            more = (*maps, problem.work, problem.estimate, self.rng("batches"), self.round)
+            self.answers.append(self.solver(self.f, start, linear, question.rho, center, *more))
+        elif problem.is_plain:
+            self.answers.append(self.solver(self.f, start, linear, question.rho, center))
         else:
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
         return self.answers[-1]

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Solution
+from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply
 from lightning_fed.core.memory import ClientId, Memory, MemoryStore
+from lightning_fed.core.problem import Solution
 from lightning_fed.core.round import Step, run_round
 from lightning_fed.core.validation import is_whole
 from lightning_fed.laboratory.quadratic import Exact, GradientDescent, Loss, Oracle, Solver

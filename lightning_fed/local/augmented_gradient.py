@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fed.core.algorithm import Question, StepMap
 from lightning_fed.core.layout import Layout, overwrite, parameters_of
+from lightning_fed.core.problem import LocalProblem
 from lightning_fed.lightning import collect_rng_states, pl
 
 
@@ -26,23 +26,17 @@ class AugmentedGradient:
         self,
         module: pl.LightningModule,
         layout: Layout,
-        linear: Tensor | None,
-        rho: float,
-        center: Tensor | None,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        estimate: Tensor | None = None,
+        problem: LocalProblem,
         slope_again: Callable[..., Tensor] | None = None,
     ) -> None:
-        self.rho = rho
+        self.rho, self.estimate = problem.question.rho, problem.estimate
         self.lr_sum = 0.0
-        self.estimate = estimate
         self._slope_again = slope_again
         self._module, self._layout = module, layout
-        self._after_step, self._evaluate_at = after_step, evaluate_at
+        self._after_step, self._evaluate_at = problem.after_step, problem.evaluate_at
         self._held: Tensor | None = None
         self._stepping = False
-        self._question = Question(linear, rho, center)
+        self._question = problem.question
 
     @property
     def plain(self) -> bool:

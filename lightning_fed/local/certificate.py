@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Question
 from lightning_fed.core.local_work import Tolerance
+from lightning_fed.core.problem import Question
 from lightning_fed.trainer.hooks import Exactness
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Question, Solution, StepMap
 from lightning_fed.core.layout import Layout, overwrite, parameters_of
+from lightning_fed.core.problem import Local, LocalProblem, Solution
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.local.augmented_gradient import AugmentedGradient
 from lightning_fed.local.certificate import Certificate
@@ -17,7 +17,7 @@ from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.trainer.hooks import Visit
 
 
-class ModuleLocal:
+class ModuleLocal(Local):
     """One client's visit: loads the start into the module, runs local work, reads the answer.
 
     Args:
@@ -35,33 +35,22 @@ class ModuleLocal:
     ) -> None:
         self.loop, self.layout, self.visit, self.slope, self.slope_again = loop, layout, visit, slope, slope_again
 
-    def solve(
-        self,
-        start: Tensor,
-        *,
-        linear: Tensor | None = None,
-        rho: float = 0.0,
-        center: Tensor | None = None,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        work: float = 1.0,
-        estimate: Tensor | None = None,
-    ) -> Solution:
-        if estimate is not None and self.loop.trainer.accumulate_grad_batches != 1:
+    def answer(self, problem: LocalProblem) -> Solution:
+        if problem.estimate is not None and self.loop.trainer.accumulate_grad_batches != 1:
             raise ValueError("An estimate of the gradient changes with every batch. Use accumulate_grad_batches=1.")
-        visit, tolerance = self.visit, self.loop.work.tolerance
-        visit.work = work
+        visit, start, tolerance = self.visit, problem.start, self.loop.work.tolerance
+        visit.work = problem.work
         module = self.loop.trainer.lightning_module
         overwrite(parameters_of(module), self.layout.split(start))
-        center = torch.zeros_like(start) if rho and center is None else center
-        if after_step is None and evaluate_at is None:
-            visit.question = Question(linear, rho, center)
+        if problem.question.rho and problem.question.center is None:
+            problem = replace(problem, question=replace(problem.question, center=torch.zeros_like(start)))
+        if not problem.is_mapped:
+            visit.question = problem.question
             if tolerance is not None:
                 visit.certificate = Certificate(visit.question, tolerance, visit.round, self._point, self.slope)
                 if visit.certificate.holds:
                     return Solution(start, lr_sum=0.0, residual=visit.certificate.residual)
-        extras = (after_step, evaluate_at, estimate, self.slope_again)
-        question = AugmentedGradient(module, self.layout, linear, rho, center, *extras)
+        question = AugmentedGradient(module, self.layout, problem, self.slope_again)
         loss, steps = self.loop.run(visit, question)
         solution = Solution(self._point(), loss, steps, question.lr_sum, question.estimate)
         if (reached := visit.certificate) is None:

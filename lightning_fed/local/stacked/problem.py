@@ -8,19 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Question, StepMap
+from lightning_fed.core.problem import LocalProblem, Question
 from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.pure_step import UnfitError
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What one client is asked: see :meth:`~lightning_fed.core.algorithm.Local.solve`."""
-
-    start: Tensor
-    question: Question
-    after_step: StepMap | None = None
-    evaluate_at: StepMap | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +20,10 @@ class Questions:
     start: Tensor
     constant: Tensor | None
     rho: float
-    mapped: Sequence[Asked] = ()
+    mapped: Sequence[LocalProblem] = ()
 
     @classmethod
-    def of(cls, asked: Sequence[Asked]) -> Questions:
+    def of(cls, asked: Sequence[LocalProblem]) -> Questions:
         rho = asked[0].question.rho
         if any(each.question.rho != rho for each in asked):
             raise UnfitError("clients of one round have different penalties")
@@ -42,7 +32,7 @@ class Questions:
         if any(c is not None for c in constants):
             zero = torch.zeros_like(asked[0].start)
             constant = torch.stack([zero if c is None else c for c in constants])
-        mapped = any(each.after_step or each.evaluate_at for each in asked)
+        mapped = any(each.is_mapped for each in asked)
         return cls(torch.stack([each.start for each in asked]), constant, rho, asked if mapped else ())
 
     def of_some(self, clients: list[int]) -> Questions:

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fed.core.algorithm import StepMap
 from lightning_fed.core.layout import Layout
+from lightning_fed.core.problem import StepMap
 from lightning_fed.lightning import SIGTERMException, pl
 from lightning_fed.local.native.codegen.matmul import LANES
 from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
