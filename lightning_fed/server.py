@@ -398,6 +398,7 @@ class FederatedServer(FederatedCallback):
             with saving_the_server(trainer, workspace):
                 outcome = federation.play(cohort, engine)
             self._warnings.dropped(workspace, alone.left.values())
+            self._warnings.drew(alone.drew)
             average = None
             if self.buffers == "average":
                 outcome, average = with_average(federation, outcome, workspace, alone.left)

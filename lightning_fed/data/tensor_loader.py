@@ -159,5 +159,6 @@ def in_memory(dataset: Dataset[Any]) -> Memory | None:
         if memory is not None:
             tensors, rows, transform = memory
             chosen = torch.as_tensor(dataset.indices, dtype=torch.int64)
+            chosen = torch.where(chosen < 0, chosen + len(tensors[0] if rows is None else rows), chosen)
             return tensors, chosen if rows is None else rows[chosen], transform
     return None

@@ -15,6 +15,7 @@ from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.server_snapshot import Left, Workspace
 from lightning_fed.local.solver import ModuleLocal
+from lightning_fed.trainer.data_streams import streams_of
 from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.remedies import remedy_for
 
@@ -55,6 +56,7 @@ class SequentialEngine:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
         self.kept = kept
         self.left: dict[ClientId, Left] = {}
+        self.drew: ClientId | None = None  # a client whose data drew from a generator of their own
         self.joined: list[Mapping[int, list[Any]]] = []
 
     def ask(
@@ -82,11 +84,15 @@ class SequentialEngine:
         self, step: Step, state: Any, down: Broadcast, visit: Visit, given: Sequence[str] = ()
     ) -> Reply[Any, Any]:
         """One client's answer; errors name it. ``given`` are attributes that were set for this visit."""
-        cid = visit.client
+        data: Any = self.loop.trainer.datamodule  # type: ignore[attr-defined]
+        cid, streams = visit.client, streams_of(data, visit.client)
         with self.naming(cid):
             reply = step(state, down, self.local(visit))
+            left = self.workspace.left(visit.step, visit.optimizer_steps, given)
         self.check(cid, reply)
-        self.take(cid, reply, self.workspace.left(visit.step, visit.optimizer_steps, given))
+        self.take(cid, reply, left)
+        if any(stream.changed() for stream in streams):
+            self.drew = cid if self.drew is None else self.drew
         return reply
 
     def take(self, cid: ClientId, reply: Reply[Any, Any], left: Left) -> None:

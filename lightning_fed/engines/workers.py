@@ -5,15 +5,13 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -36,15 +34,13 @@ from lightning_fed.lightning import (
 )
 from lightning_fed.local.server_snapshot import Left
 from lightning_fed.local.steps.hookless import GRADIENT_HOOKS
+from lightning_fed.trainer.data_streams import streams_of
 from lightning_fed.trainer.hooks import Exactness, Visit, is_server, listening, notify, reading
 from lightning_fed.trainer.loops import RoundResults
-from lightning_fed.trainer.memento import STREAMS, stream_state
 from lightning_fed.trainer.merged_log import Logged
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
 TOGETHER = 128
-#: Containers of a data set with more entries hold data, not random generators.
-FEW = 100
 
 
 def why_not_workers(trainer: pl.Trainer) -> str | None:
@@ -159,14 +155,14 @@ class WorkersEngine:
             if isinstance(part, Metric):
                 part.reset()
         loose = self.alone.workspace.state.attributes.loose_metrics
-        updates, draws = _updates(loose), _draws(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
+        updates, streams = _updates(loose), streams_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
         self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
         left = self.alone.left[visit.client]
         _share_states(module)
         if updates != _updates(loose):
             unmergeable.append("training updates a metric that is no part of the module")
-        if draws != _draws(trainer.datamodule, visit.client):  # type: ignore[attr-defined]
+        if any(stream.changed() for stream in streams):
             unmergeable.append("training draws from a random generator of the data")
         if (name := _unsendable(left)) is not None:
             unmergeable.append(name)
@@ -216,24 +212,6 @@ def _share_states(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, MetricCollection):
             part.items(copy_state=True)
-
-
-def _draws(data: Any, client: ClientId) -> list[str]:
-    """The states of the random generators of a client's data set, its transforms and its datamodule."""
-    waiting, seen, found = [data, data.client_dataset(client)], set[int](), list[str]()
-    while waiting:
-        part = waiting.pop()
-        if id(part) in seen or isinstance(part, Tensor | np.ndarray | nn.Module | pl.Trainer | type | ModuleType):
-            continue
-        seen.add(id(part))
-        if isinstance(part, STREAMS):
-            found.append(stream_state(part))
-        elif isinstance(part, Mapping | list | tuple) and len(part) <= FEW:
-            waiting.extend(part.values() if isinstance(part, Mapping) else part)
-        elif hasattr(part, "__dict__"):
-            of_its_class = (value for kind in type(part).__mro__ for value in vars(kind).values())
-            waiting.extend([*vars(part).values(), *(value for value in of_its_class if isinstance(value, STREAMS))])
-    return found
 
 
 def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:

@@ -38,6 +38,7 @@ from lightning_fed.local.stacked.stack import unfavourable
 from lightning_fed.theory.residuals import gradient_mapping
 from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.clock import local_time
+from lightning_fed.trainer.data_streams import undisturbed
 from lightning_fed.trainer.declarations import declares
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.module_state import ModuleState, restore_state
@@ -144,7 +145,7 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
     if step is None:
         raise ValueError(f"{type(module).__name__} reports no loss to differentiate; see ClientEvaluation.")
     total = torch.zeros(layout.numel, dtype=layout.dtype, device=trainer.strategy.root_device)
-    with measuring(trainer), torch.enable_grad():
+    with measuring(trainer), undisturbed(data, cid, "train"), torch.enable_grad():
         set_results(trainer, RoundResults(training=True))
         examples, seen = data.num_examples(cid), 0
         for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, "train"))):
@@ -221,7 +222,7 @@ def _evaluate(
     if step is None:
         return Evaluation()
     try:
-        with restored(state):
+        with restored(state), undisturbed(trainer.datamodule, cid, split):
             if own is not None:
                 restore_state(module, {**state.buffers, **own})
             return _evaluate_by(step, trainer, cid, split)

@@ -90,6 +90,15 @@ class AttributeWarnings:
                     f" module as it was at the beginning of the round, so the change is dropped. {remedy}",
                 )
 
+    def drew(self, client: ClientId | None) -> None:
+        if client is not None:
+            self._warn(
+                "the data",
+                f"The data of client {client!r} draw from a random generator of their own. What they draw depends on"
+                " who was visited before, and a resumed run draws otherwise. Draw from torch's, NumPy's or Python's"
+                " global streams instead: they are seeded by round and client.",
+            )
+
     def _warn(self, name: str, text: str) -> None:
         if name not in self._told:
             self._told.add(name)

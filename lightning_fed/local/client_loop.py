@@ -188,10 +188,9 @@ class ClientLoop(Loop):
             vars(optimizer)["_opt_called"] = True  # schedulers warn where no step was taken
         try:
             with clock.turned(True):
-                for batch_idx in range(done, clock.batches):
-                    if batch_idx == clock.batches - 1 or (batch_idx + 1) % every == 0:
-                        clock.batch_idx = batch_idx
-                        self._began = rounds.optimizer_steps - (batch_idx // every + 1)
-                        self.step_schedulers(batch_idx)
+                for step in range(-(-done // every), clock.steps):  # a visit ends with a step
+                    clock.batch_idx = min((step + 1) * every, clock.batches) - 1
+                    self._began = rounds.optimizer_steps - (step + 1)
+                    self.step_schedulers(clock.batch_idx)
         finally:
             self._began = clock.batch_idx = None

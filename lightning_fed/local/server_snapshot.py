@@ -39,6 +39,7 @@ class Schedule:
 
     def install(self, trainer: pl.Trainer) -> None:
         for optimizer, groups in zip(trainer.optimizers, self.groups, strict=True):
+            del optimizer.param_groups[len(groups) :]
             for group, saved in zip(optimizer.param_groups, groups, strict=True):
                 for key in group.keys() - saved.keys() - {"params"}:
                     del group[key]
@@ -73,6 +74,8 @@ class Workspace:
         self.trainer, self.module = trainer, trainer.lightning_module
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.state = ModuleState(self.module, [*trainer.optimizers, *schedulers])
+        for optimizer in trainer.optimizers:
+            self.state.attributes.note_optimizer(optimizer)
         self.schedule = Schedule.of(trainer)
         self._optimizers = [(optimizer, _memory(optimizer)) for optimizer in trainer.optimizers]
 
@@ -98,6 +101,12 @@ class Workspace:
 
     def left(self, batches: int, steps: int, given: Sequence[str] = ()) -> Left:
         """What the visit that has just ended leaves behind; ``given`` are attributes that it did not set itself."""
+        for optimizer, groups in zip(self.trainer.optimizers, self.schedule.groups, strict=True):
+            if len(optimizer.param_groups) != len(groups):
+                raise ValueError(
+                    f"training added a group of parameters to {type(optimizer).__name__}. Add it in"
+                    " configure_optimizers, or between rounds, as BaseFinetuning does."
+                )
         changes = self.state.attributes.changes()
         changes = replace(changes, names=[name for name in changes.names if name not in given])
         return Left(self.state.moved(), changes, Schedule.of(self.trainer), batches, steps)

@@ -12,6 +12,7 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.lightning import (
     BatchSizeFinder,
     LearningRateFinder,
+    ModelPruning,
     SingleDeviceStrategy,
     StochasticWeightAveraging,
     check_lightning_version,
@@ -53,7 +54,7 @@ def _check_trainer(trainer: pl.Trainer) -> None:
         )
     if sum(map(is_server, trainer.callbacks)) > 1:
         raise ValueError("The trainer has more than one FederatedServer; keep one.")
-    for refused in (LearningRateFinder, BatchSizeFinder, StochasticWeightAveraging):
+    for refused in (LearningRateFinder, BatchSizeFinder, StochasticWeightAveraging, ModelPruning):
         if any(isinstance(callback, refused) for callback in trainer.callbacks):
             raise ValueError(
                 f"{refused.__name__} drives Lightning's own epochs and does not fit rounds. Remove it from callbacks."
@@ -142,6 +143,11 @@ def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, 
 
 def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
     """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
+    if any(config.interval == "step" and config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        raise ValueError(
+            "ReduceLROnPlateau with interval 'step' looks at a metric after every local step, and metrics of a"
+            " federation are those of a round. Use interval 'epoch'."
+        )
     if algorithm.plain_sgd is not None:
         _check_plain(trainer, algorithm.plain_sgd)
     decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}

@@ -20,7 +20,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
     >>> same_numbers(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
     True
     """
+    if a.is_nested or a.is_meta:
+        return a is b  # neither has numbers that could be compared
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     if a.layout is not torch.strided:
@@ -129,7 +131,7 @@ class Items(Note):
         return kept + [key for key in now if key not in self.content]
 
     def changed(self) -> bool:
-        return bool(self.changed_keys()) or list(self.content) != [key for key in self.items if self.keeps(key)]
+        return bool(self.changed_keys()) or not all(map(same, self.content, filter(self.keeps, self.items)))
 
     def restore(self) -> None:
         for key in [key for key in self.items if self.keeps(key)]:
@@ -138,6 +140,26 @@ class Items(Note):
 
     def parts(self) -> Iterable[Any]:
         return [*self.content, *self.content.values()]
+
+
+class Names(Note):
+    """The names of a dictionary, whatever they stand for."""
+
+    def __init__(self, owner: Any, items: dict[Any, Any]) -> None:
+        super().__init__(owner)
+        self.items, self.content = items, list(items)
+
+    def changed_keys(self) -> list[Any]:
+        return [key for key in self.content if key not in self.items] + [k for k in self.items if k not in self.content]
+
+    def changed(self) -> bool:
+        return bool(self.changed_keys())
+
+    def restore(self) -> None:
+        for key in [key for key in self.items if key not in self.content]:
+            del self.items[key]
+        for key in self.content:
+            self.items.setdefault(key, None)
 
 
 class Slots(Note):
@@ -247,6 +269,10 @@ class Stream(Note):
 STREAMS = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random)
 
 
+#: Those of whole libraries, which every visit seeds.
+GLOBAL_STREAMS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+
+
 def _get_state(stream: Any) -> Any:
     if isinstance(stream, np.random.Generator):
         return stream.bit_generator.state
@@ -305,6 +331,12 @@ class Memento:
                 note.restore()
 
 
+def _is_torchs(value: Any) -> bool:
+    """Whether torch made a function or an object for itself: compiled code, scripts."""
+    name = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
+    return str(name).startswith(("torch._", "torch.jit", "torch.fx"))
+
+
 #: Objects that cannot change, but refer to others that may.
 _TRANSPARENT = (tuple, frozenset, MethodType, BuiltinMethodType, FunctionType, partial)
 
@@ -319,16 +351,22 @@ def _held(value: Any) -> Iterable[Any]:
         return [value.__self__]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
-    return value.__closure__ or () if isinstance(value, FunctionType) else ()
+    if isinstance(value, FunctionType) and not _is_torchs(value):
+        return [*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
+    return ()
 
 
 def _notes(value: Any) -> Iterator[Note]:
     """Notes of the own content of one object; none if it cannot change."""
     kind = type(value)
     if isinstance(value, STREAMS):
-        yield Stream(value)
+        if not any(value is stream for stream in GLOBAL_STREAMS):
+            yield Stream(value)
     elif isinstance(value, Tensor):
+        if value.is_nested or value.is_meta:
+            raise NotCopyableError("a nested or meta tensor does not show what it holds")
         yield Numbers(value)
+        yield Items(value, vars(value))
     elif isinstance(value, np.ndarray | bytearray):
         yield Array(value)
     elif isinstance(value, CellType):
@@ -357,16 +395,21 @@ def _slots(kind: type) -> list[str]:
 
 #: Methods by which a class says how its objects are copied.
 _COPYING = ("__reduce_ex__", "__reduce__", "__getstate__")
-#: Marks classes that are not written in C.
+#: Marks classes that may be written in Python.
 _HEAP_TYPE = 1 << 9
+#: Classes written in C whose objects hold their attributes alone.
+_SHOWN = (SimpleNamespace, BaseException)
 
 
 def _is_fixed(value: Any) -> bool:
     """Whether an object cannot change. Raises for one that may, but does not show what it holds."""
     kind = type(value)
+    if _is_torchs(value):
+        return True
     visible = hasattr(value, "__dict__") or any(_slots(base) for base in kind.__mro__)
+    copying = [getattr(kind, name) for name in _COPYING if getattr(kind, name, None) is not getattr(object, name, None)]
     in_python = all(base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1])
-    if visible and in_python and all(getattr(kind, name, None) is getattr(object, name, None) for name in _COPYING):
+    if visible and (isinstance(value, _SHOWN) or (in_python and all(isinstance(m, FunctionType) for m in copying))):
         return False
     by_identity: tuple[Any, ...] = (None, object.__hash__)
     if not visible and kind.__hash__ not in by_identity:
@@ -379,6 +422,6 @@ def _is_fixed(value: Any) -> bool:
         raise NotCopyableError(f"{kind.__name__}: {error}") from error
     if isinstance(reduced, str):
         return True  # the one object of this name
-    if not visible and kind is not object:
-        raise NotCopyableError(f"{kind.__name__} does not show what it holds")
-    return not visible
+    if kind is object:
+        return True
+    raise NotCopyableError(f"{kind.__name__} does not show what it holds")

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.lightning import NOTES, LightningOptimizer, Logger, Strategy, pl
-from lightning_fed.trainer.memento import STREAMS, Entries, Items, Memento, NotCopyableError, Note, same_numbers
+from lightning_fed.trainer.memento import (
+    STREAMS,
+    Entries,
+    Items,
+    Memento,
+    Names,
+    NotCopyableError,
+    Note,
+    same_numbers,
+)
 
 #: Names under which ``nn.Module`` keeps parameters, buffers, parts and hooks, and Lightning its own notes.
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}
 
 #: What a module may refer to, but what is not part of it.
-OUTSIDE = (pl.Trainer, pl.Callback, pl.LightningDataModule, Dataset, DataLoader, Logger, LightningOptimizer, Strategy)
+OUTSIDE = (pl.Trainer, pl.Callback, pl.LightningDataModule, DataLoader, Logger, LightningOptimizer, Strategy)
+#: Names under which ``nn.Module`` keeps hooks, whose closures may hold state.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+#: Attributes of classes that objects of the class share and may change.
+CONTAINERS = (list, dict, set, deque, Tensor, np.ndarray)
+#: Packages whose classes hold no state of a user's.
+LIBRARIES = ("torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning")
 
 
 def is_metric(part: Any) -> bool:
@@ -63,12 +81,29 @@ class Attributes:
         self.loose_metrics: list[Any] = []
         self._memento = Memento(self._is_outside)
         self._parts: list[tuple[str, Items]] = []
+        self._structure: list[tuple[str, Items | Names]] = []
         self._notes: dict[str, list[Note]] = {}
         self.not_copied: dict[str, str] = {}
         skipped = [] if metrics else [f"{name}." for name, part in module.named_modules() if is_metric(part)]
         for name, part in module.named_modules():
             if not any(f"{name}.".startswith(prefix) for prefix in skipped):
                 self._add(f"{name}." if name else "", part)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            self._note_quietly(Items(tensor, vars(tensor)))
+            self._add_values(f"{name}.", vars(tensor))
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        """Note what an optimiser keeps beside its state and its settings, such as slow weights of its own."""
+        keeps = partial(_is_own_of_optimizer)
+        self._note_quietly(Items(optimizer, vars(optimizer), keeps))
+        for key, value in vars(optimizer).items():
+            if keeps(key):
+                with suppress(NotCopyableError):  # the optimiser's own affair
+                    self._memento.add(value)
+
+    def _note_quietly(self, note: Note) -> None:
+        """Note content of which nobody is told when it changes."""
+        self._memento.notes.append(note)
 
     def _is_outside(self, value: Any) -> bool:
         if id(value) in self._known or isinstance(value, OUTSIDE):
@@ -79,27 +114,45 @@ class Attributes:
         return True
 
     def _add(self, prefix: str, part: nn.Module) -> None:
+        own = vars(part)
+        lost = self._add_values(prefix, {key: value for key, value in own.items() if is_setting(key)})
+        self._parts.append((prefix, Items(part, own, partial(_is_kept, lost))))
+        for key in ("_modules", "_parameters"):
+            self._structure.append((prefix, Items(part, own[key])))
+        self._structure.append((prefix, Names(part, own["_buffers"])))
+        for key in HOOKS:
+            self._note_quietly(Items(part, own[key]))
+            for hook in own[key].values():
+                with suppress(NotCopyableError):  # such as those of a tracker: they change nothing in training
+                    self._memento.add(hook)
+        for kind in type(part).__mro__:
+            if kind.__module__.partition(".")[0] not in LIBRARIES:
+                shared = {key: value for key, value in vars(kind).items() if isinstance(value, CONTAINERS)}
+                self._add_values(prefix, {key: value for key, value in shared.items() if not key.startswith("__")})
+
+    def _add_values(self, prefix: str, values: Mapping[str, Any]) -> set[str]:
+        """Note what attributes hold; the names of those that cannot be copied."""
         lost = set()
-        for key, value in vars(part).items():
-            if not is_setting(key):
-                continue
+        for key, value in values.items():
             try:
-                self._notes[prefix + key] = self._memento.add(value)
+                self._notes.setdefault(prefix + key, []).extend(self._memento.add(value))
             except NotCopyableError as error:
                 self.not_copied[prefix + key] = str(error)
                 lost.add(key)
-        self._parts.append((prefix, Items(part, vars(part), partial(_is_kept, lost))))
+        return lost
 
     def restore(self) -> None:
         """Make all attributes what they were."""
-        for _, items in self._parts:
-            if items.changed():
-                items.restore()
+        for _, note in [*self._structure, *self._parts]:
+            if note.changed():
+                note.restore()
         self._memento.restore()
 
     def changes(self) -> Changes:
         """What has been done to them."""
         appended, names = {}, dict[str, None]()
+        for prefix, structure in self._structure:
+            names |= {f"{prefix}{key}": None for key in structure.changed_keys()}
         for prefix, items in self._parts:
             quiet = {"training", *_computed(items.owner)}
             names |= {prefix + key: None for key in _told(items) if key not in quiet}
@@ -115,7 +168,7 @@ class Attributes:
 
     def first_change(self) -> str | None:
         """The name of an attribute that is not what it was, modes and caches included; None if all are."""
-        for prefix, items in self._parts:
+        for prefix, items in [*self._structure, *self._parts]:
             for key in items.changed_keys():
                 return f"{prefix}{key}"
         return next((name for name, notes in self._notes.items() if any(note.changed() for note in notes)), None)
@@ -124,6 +177,10 @@ class Attributes:
         """Append entries to the lists at these places."""
         for place, entries in appended.items():
             self._memento.notes[place].owner.extend(entries)
+
+
+def _is_own_of_optimizer(key: str) -> bool:
+    return key not in ("state", "param_groups", "defaults", "step", "_opt_called")
 
 
 def _is_kept(lost: set[str], key: str) -> bool:
@@ -158,17 +215,19 @@ class ModuleState:
 
     def restore(self, state: Mapping[str, Tensor] | None = None) -> None:
         """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
+        self.attributes.restore()
         for name, p in self.module.named_parameters():
             if p.requires_grad != self._requires_grad[name]:
                 p.requires_grad_(self._requires_grad[name])
         restore_state(self.module, {**self.parameters, **self.buffers, **(state or {})})
-        self.attributes.restore()
 
     def moved(self) -> dict[str, Tensor]:
         """Copies of buffers, and of parameters that are not trained but have other values now."""
         now = parameters_of(self.module)
         frozen = (name for name, trained in self._requires_grad.items() if not trained)
-        moved = {name: now[name] for name in frozen if not same_numbers(now[name], self.parameters[name])}
+        moved = {
+            name: now[name] for name in frozen if name in now and not same_numbers(now[name], self.parameters[name])
+        }
         return clones({**buffers_of(self.module), **moved})
 
 
@@ -183,3 +242,26 @@ def is_renormed(module: nn.Module, name: str) -> bool:
     """Whether a parameter is the weight of an embedding that renormalises the rows it looks up."""
     owner, _, key = name.rpartition(".")
     return key == "weight" and getattr(module.get_submodule(owner), "max_norm", None) is not None
+
+
+def attribute_reaching(module: nn.Module, other: nn.Module) -> str | None:
+    """The name of an attribute through which ``module`` refers to another module, its parts, parameters or buffers.
+
+    A copy of a module may: functions are not copied, and a lambda that mentions ``self`` means the original.
+    """
+    targets = {id(value): value for value in [*other.modules(), *other.parameters(), *other.buffers()]}
+    own = {id(value) for value in [*module.modules(), *module.parameters(), *module.buffers()]}
+    found: list[Any] = []
+
+    def is_outside(value: Any) -> bool:
+        found.extend([value] if id(value) in targets else [])
+        return id(value) in targets or id(value) in own or isinstance(value, OUTSIDE)
+
+    for prefix, part in module.named_modules():
+        for key, value in vars(part).items():
+            if is_setting(key):
+                with suppress(NotCopyableError):
+                    Memento(is_outside).add(value)
+                if found:
+                    return f"{prefix}.{key}".lstrip(".")
+    return None

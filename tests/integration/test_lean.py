@@ -29,7 +29,7 @@ class Reason(pl.Callback):
     found: str | None = "never asked"
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.found = why_not(trainer, trainer.fit_loop.server)
+        self.found = why_not(trainer)
 
 
 def run(module: pl.LightningModule, *callbacks: pl.Callback, **kwargs: Any) -> tuple[dict[str, Tensor], str | None]:

@@ -15,10 +15,11 @@ from modules import Net, Witness, classification, quiet_trainer
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
-from lightning_fed import FederatedServer, measure
+from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedPD, FedProx, FedSplit
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, TheoryMeter
 from lightning_fed.engines import ClientError
+from lightning_fed.evaluation import evaluate as measure
 from lightning_fed.prox import L1
 
 ONE, TWO = [4.0, 0.0, 0.0, 0.0], [-2.0, 0.0, 0.0, 0.0]  # of rank one: power iteration is exact

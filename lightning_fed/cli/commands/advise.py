@@ -88,7 +88,7 @@ class Surveyor(pl.Callback):
         ids = data.client_ids
         drawn = numpy_generator(server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         self.measured = self._measure(trainer, [ids[i] for i in sorted(drawn)])
-        self.local_steps = round(statistics.median(planned_steps(trainer, server, cid) for cid in ids))
+        self.local_steps = round(statistics.median(planned_steps(trainer, server.local_work, cid) for cid in ids))
         self.lr = plain_lr(trainer.optimizers)
         trainer.should_stop = True
 

@@ -16,6 +16,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.lightning import is_param_in_hook_signature, pl
 from lightning_fed.local.stacked.stack import Stack
+from lightning_fed.trainer.module_state import attribute_reaching
 
 _LOG = signature(pl.LightningModule.log)
 
@@ -132,6 +133,10 @@ class PureStep(nn.Module):
             self.twin = copy.deepcopy(module)
         except Exception as error:  # any class of the module may refuse, each with an error of its own
             raise UnfitError(f"{type(module).__name__} cannot be copied: {error}") from error
+        if attribute := attribute_reaching(self.twin, module):
+            raise UnfitError(
+                f"{type(module).__name__}.{attribute} is a function that refers to the module: use a method"
+            )
         self.name, self.context = name, context
         self.wants_index = is_param_in_hook_signature(getattr(self.twin, name), "batch_idx", min_args=2)
         self.originals: dict[int, Metric] = {}
