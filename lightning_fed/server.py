@@ -87,38 +87,42 @@ class FederatedServer(FederatedCallback):
         workers: int = 1,
         restart_schedulers: bool = False,
     ) -> None:
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {algorithm!r}.")
-        if clients_per_round is not None and sampler is not None:
-            raise ValueError("Give FederatedServer either clients_per_round or sampler, not both.")
-        if sampler is not None and not isinstance(sampler, Sampler):
-            raise TypeError(f"FederatedServer.sampler must be a Sampler such as Uniform(10), got {sampler!r}.")
-        if local_steps is not None and local_epochs is not None:
-            raise ValueError("Give FederatedServer either local_steps or local_epochs, not both.")
-        self.algorithm = algorithm
-        self.clients_per_round = clients_per_round
+        self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
-        for name in ("clients_per_round", "local_steps", "local_epochs"):
-            whole(self, name, 1, optional=True)
-        whole(self, "evaluate_every", 0)
-        one_of(self, "buffers", ("average", "server", "local"))
         self.engine, self.compile, self.workers = engine, compile, workers
-        self.restart_schedulers = restart_schedulers
-        one_of(self, "restart_schedulers", (True, False))
-        whole(self, "workers", 1)
-        one_of(self, "engine", ("auto", "sequential", "vectorized"))
-        one_of(self, "compile", ("auto", True, False))
+        self.restart_schedulers, self._given_seed = restart_schedulers, seed
+        self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
         self.local_tolerance = None if local_tolerance is None else as_tolerance(local_tolerance)
         check_tolerance(self.local_tolerance, algorithm)
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
+        self._forget()
+
+    def _check_arguments(self, sampler: Sampler | None) -> None:
+        if not isinstance(self.algorithm, Algorithm):
+            raise TypeError(
+                f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {self.algorithm!r}."
+            )
+        if self.clients_per_round is not None and sampler is not None:
+            raise ValueError("Give FederatedServer either clients_per_round or sampler, not both.")
+        if sampler is not None and not isinstance(sampler, Sampler):
+            raise TypeError(f"FederatedServer.sampler must be a Sampler such as Uniform(10), got {sampler!r}.")
+        if self.local_steps is not None and self.local_epochs is not None:
+            raise ValueError("Give FederatedServer either local_steps or local_epochs, not both.")
+        for name in ("clients_per_round", "local_steps", "local_epochs"):
+            whole(self, name, 1, optional=True)
+        whole(self, "evaluate_every", 0)
+        one_of(self, "buffers", ("average", "server", "local"))
+        one_of(self, "restart_schedulers", (True, False))
+        whole(self, "workers", 1)
+        one_of(self, "engine", ("auto", "sequential", "vectorized"))
+        one_of(self, "compile", ("auto", True, False))
+        seed = self._given_seed
         if seed is not None and (not is_whole(seed) or seed < 0):
             raise ValueError(f"FederatedServer.seed must be a whole number >= 0, got {seed!r}.")
-        self._given_seed = seed
-        self._forget()
 
     def _forget(self) -> None:
         self.federation: Federation | None = None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, record
+from lightning_fed.core.algorithm import Algorithm, record
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.prox import Prox
 from lightning_fed.transforms import Transform

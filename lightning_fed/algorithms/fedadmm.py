@@ -5,18 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import (
-    Algorithm,
-    Broadcast,
-    Reply,
-    Start,
-    Total,
-    Weights,
-    check_g,
-    record,
-    start_point,
-    wide,
-)
+from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g, record, start_point, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero

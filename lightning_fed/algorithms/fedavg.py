@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, Weights, record, wide
+from lightning_fed.core.algorithm import Algorithm, Weights, record, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Start, Total, check_g, record, start_point, wide
+from lightning_fed.core.algorithm import Algorithm, Start, check_g, record, start_point, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, num_bytes, record, wide
+from lightning_fed.core.algorithm import Algorithm, num_bytes, record, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import whole
 from lightning_fed.transforms import Sent, TopK

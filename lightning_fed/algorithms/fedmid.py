@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, Weights, check_g, length_of, record, wide
+from lightning_fed.core.algorithm import Algorithm, Weights, check_g, length_of, record, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import Self
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
-from lightning_fed.core.algorithm import Broadcast, Reply, Weights
+from lightning_fed.core.algorithm import Weights
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, whole
 from lightning_fed.transforms import Quantize

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Start, Total, num_bytes, record, start_point
+from lightning_fed.core.algorithm import Algorithm, Start, num_bytes, record, start_point
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import one_of, positive, whole

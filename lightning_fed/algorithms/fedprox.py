@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
-from lightning_fed.core.algorithm import Broadcast, Reply
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import positive
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Start, Total, record, start_point, wide
+from lightning_fed.core.algorithm import Algorithm, Start, record, start_point, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.validation import one_of, positive
 

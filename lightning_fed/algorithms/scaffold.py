@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, length_of, record, wide
+from lightning_fed.core.algorithm import Algorithm, length_of, record, wide
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local, Solution
 from lightning_fed.core.validation import positive
 

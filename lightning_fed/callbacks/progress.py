@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lightning_fed.core.algorithm import Reply
+from lightning_fed.core.messages import Reply
 from lightning_fed.lightning import TQDMProgressBar, leaves_bar, pl
 from lightning_fed.trainer.hooks import FederatedCallback, Visit
 

@@ -15,7 +15,7 @@ from lightning_fed.theory.residuals import penalty_bound, plain_lr
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.core.algorithm import Reply
+    from lightning_fed.core.messages import Reply
     from lightning_fed.trainer.hooks import RoundReport, Visit
 
 

@@ -8,7 +8,7 @@ from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fed.core.algorithm import Reply
+    from lightning_fed.core.messages import Reply
     from lightning_fed.trainer.hooks import RoundReport, Visit
 
 

@@ -3,16 +3,8 @@
 Knows neither Lightning nor data: an algorithm is a handful of pure functions of flat vectors.
 """
 
-from lightning_fed.core.algorithm import (
-    Algorithm,
-    Broadcast,
-    Reply,
-    Start,
-    Total,
-    Weights,
-    hyper_parameters,
-    start_point,
-)
+from lightning_fed.core.algorithm import Algorithm, Start, Weights, hyper_parameters, start_point
+from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
 from lightning_fed.core.records import num_bytes, record, tree_map, wide
 

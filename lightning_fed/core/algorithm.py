@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_fed.core.messages import Broadcast, ClientT, MessageT, Reply, Total
 from lightning_fed.core.problem import Local, Solution
 from lightning_fed.core.prox import Prox
 from lightning_fed.core.records import num_bytes as num_bytes
@@ -27,19 +27,10 @@ if TYPE_CHECKING:
     from lightning_fed.core.layout import Layout
 
 ServerT = TypeVar("ServerT", bound="HasModel")
-ClientT = TypeVar("ClientT")
-MessageT = TypeVar("MessageT")
 
 
 Start = Literal["local", "server", "centre"]
 Weights = Literal["uniform", "samples"]
-
-
-@record
-class Broadcast:
-    """What most algorithms send down: the model."""
-
-    x_bar: Tensor
 
 
 class HasProx(Protocol):
@@ -54,38 +45,6 @@ class HasModel(Protocol):
 
     @property
     def x_bar(self) -> Tensor: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Reply(Generic[ClientT, MessageT]):
-    """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
-
-    ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
-    ``arrived`` counts nowhere: the server does without it, and the client forgets it. ``gradients`` is how often it
-    took a gradient over all of its data.
-    """
-
-    state: ClientT
-    message: MessageT
-    x_i: Tensor
-    loss: float = float("nan")
-    steps: int = 0
-    bytes_up: int | None = None
-    arrived: bool = True
-    gradients: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Total(Generic[MessageT]):
-    """Sum of ``weight_i * message_i`` over those who answered.
-
-    ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients.
-    """
-
-    sum: MessageT
-    weight: float
-    count: int
-    population: float
 
 
 class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):

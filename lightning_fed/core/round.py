@@ -7,49 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply, Total, num_bytes, tree_map
+from lightning_fed.core.algorithm import Algorithm, num_bytes
 from lightning_fed.core.memory import ClientId, Cost
+from lightning_fed.core.messages import Broadcast, Replies, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.summation import TreeSum
 
 Step = Callable[..., Reply[Any, Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class Replies:
-    """The answers of several clients, with their messages and models (m, d) stacked."""
-
-    states: Sequence[Any]
-    message: Any
-    x_i: Tensor
-    losses: Sequence[float]
-    steps: Sequence[int]
-    bytes_up: Sequence[int | None]
-    arrived: Sequence[bool]
-    gradients: Sequence[int]
-
-    @classmethod
-    def of(cls, *replies: Reply[Any, Any]) -> Replies:
-        return cls(
-            [reply.state for reply in replies],
-            tree_map(_stacked, *(reply.message for reply in replies)),
-            _stacked(*(reply.x_i for reply in replies)),
-            [reply.loss for reply in replies],
-            [reply.steps for reply in replies],
-            [reply.bytes_up for reply in replies],
-            [reply.arrived for reply in replies],
-            [reply.gradients for reply in replies],
-        )
-
-    def apart(self) -> Iterator[Reply[Any, Any]]:
-        """One by one."""
-        for i, state in enumerate(self.states):
-            message = tree_map(lambda leaf, i=i: leaf[i], self.message)
-            counts = self.losses[i], self.steps[i], self.bytes_up[i], self.arrived[i], self.gradients[i]
-            yield Reply(state, message, self.x_i[i], *counts)
 
 
 class Engine(Protocol):
@@ -128,49 +94,74 @@ def _exchange(
     weights: Mapping[ClientId, float],
     down: Broadcast | None,
 ) -> Outcome:
+    """Broadcast, ask, sum, step the server."""
     down = algorithm.broadcast(before.server) if down is None else down
-    outcome = replace(
-        before,
-        states=dict(before.states),
-        local_models=dict(before.local_models),
-        losses=dict(before.losses),
-        costs=dict(before.costs),
-    )
-    bytes_down, total = algorithm.bytes_down(down), TreeSum()
-    arrived: list[ClientId] = []
-    waiting = list(cohort)
-    last, cost = (0, 0, 0, 0), Cost()
+    gathered = _Gathered(before, cohort, weights, algorithm.bytes_down(down))
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
-        part = reply if isinstance(reply, Replies) else Replies.of(reply)
-        ids, waiting = waiting[: len(part.states)], waiting[len(part.states) :]
-        total.add(part.message, [weights[cid] if here else None for cid, here in zip(ids, part.arrived, strict=True)])
+        gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))
+    total = gathered.total()
+    return (
+        gathered.outcome
+        if total is None
+        else replace(gathered.outcome, server=_server_step(algorithm, before.server, total))
+    )
+
+
+class _Gathered:
+    """The replies of an exchange, in the order of the cohort: their sum, and what each client has become."""
+
+    def __init__(
+        self, before: Outcome, cohort: Sequence[ClientId], weights: Mapping[ClientId, float], bytes_down: int
+    ) -> None:
+        self.before, self.weights, self.bytes_down = before, weights, bytes_down
+        self.cohort, self.waiting = cohort, list(cohort)
+        self.sum, self.arrived = TreeSum(), list[ClientId]()
+        staged = {name: dict(getattr(before, name)) for name in ("states", "local_models", "losses", "costs")}
+        self.outcome = replace(before, **staged)
+        self._last = Cost()
+
+    def add(self, part: Replies) -> None:
+        """Take the replies of the next clients."""
+        ids, self.waiting = self.waiting[: len(part.states)], self.waiting[len(part.states) :]
+        here = list(zip(ids, part.arrived, strict=True))
+        self.sum.add(part.message, [self.weights[cid] if arrived else None for cid, arrived in here])
         whole, models = num_bytes(part.message) // len(ids), part.x_i.unbind()
-        for i, cid in enumerate(ids):
-            here, sent, loss, steps = part.arrived[i], part.bytes_up[i], part.losses[i], part.steps[i]
-            spent = bytes_down, (whole if sent is None else sent) * here, steps, part.gradients[i]
-            if spent != last:  # most clients of a round spend the same
-                last, cost = spent, Cost(*spent)
-            outcome.costs[cid] = before.costs[cid] + cost if cid in before.costs else cost
-            if not here:
-                continue
-            arrived.append(cid)
-            outcome.states[cid] = part.states[i]
-            idle = not steps and cid in before.local_models  # only asked for something: its model is the one before
-            outcome.local_models[cid] = before.local_models[cid] if idle else models[i]
-            outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
-    if waiting:
-        raise ValueError(f"The engine answered for {len(cohort) - len(waiting)} of {len(cohort)} clients.")
-    if not arrived:
-        return outcome
-    answered = Total(total.value(), sum(weights[cid] for cid in arrived), len(arrived), sum(weights.values()))
-    server = algorithm.server_step(before.server, answered)
+        for i, (cid, arrived) in enumerate(here):
+            sent = whole if (own := part.bytes_up[i]) is None else own
+            self._bill(cid, (self.bytes_down, sent * arrived, part.steps[i], part.gradients[i]))
+            if arrived:
+                self._take(cid, part, i, models[i])
+
+    def _bill(self, cid: ClientId, spent: tuple[int, int, int, int]) -> None:
+        last, costs, before = self._last, self.outcome.costs, self.before.costs
+        if spent != (last.bytes_down, last.bytes_up, last.steps, last.gradients):  # most clients spend the same
+            self._last = Cost(*spent)
+        costs[cid] = before[cid] + self._last if cid in before else self._last
+
+    def _take(self, cid: ClientId, part: Replies, i: int, model: Tensor) -> None:
+        outcome, before, loss = self.outcome, self.before, part.losses[i]
+        self.arrived.append(cid)
+        outcome.states[cid] = part.states[i]
+        idle = not part.steps[i] and cid in before.local_models  # only asked for something: its model is the one before
+        outcome.local_models[cid] = before.local_models[cid] if idle else model
+        outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
+
+    def total(self) -> Total[Any] | None:
+        """The weighted sum of the messages that arrived; None if none did."""
+        if self.waiting:
+            answered = len(self.cohort) - len(self.waiting)
+            raise ValueError(f"The engine answered for {answered} of {len(self.cohort)} clients.")
+        if not self.arrived:
+            return None
+        weight = sum(self.weights[cid] for cid in self.arrived)
+        return Total(self.sum.value(), weight, len(self.arrived), sum(self.weights.values()))
+
+
+def _server_step(algorithm: Algorithm[Any, Any, Any], server: Any, total: Total[Any]) -> Any:
+    server = algorithm.server_step(server, total)
     if not isinstance(getattr(server, "x_bar", None), Tensor):
         raise TypeError(f"{type(algorithm).__name__}.server_step must return a record with x_bar, got {server!r}.")
-    return replace(outcome, server=server)
-
-
-def _stacked(*rows: Tensor) -> Tensor:
-    return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)
+    return server
 
 
 def _client_step(algorithm: Algorithm[Any, Any, Any], client: Any, down: Broadcast, local: Local) -> Reply[Any, Any]:

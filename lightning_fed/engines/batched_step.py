@@ -10,9 +10,10 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from lightning_fed.core.algorithm import Broadcast, Reply, tree_map
+from lightning_fed.core.algorithm import tree_map
+from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.problem import Local, LocalProblem, Question, Solution
-from lightning_fed.core.round import Replies, Step
+from lightning_fed.core.round import Step
 from lightning_fed.local.stacked.batches import Plan
 from lightning_fed.local.stacked.problem import Answers, Questions
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Broadcast, Reply
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
 from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
 from lightning_fed.local.client_loop import ClientLoop

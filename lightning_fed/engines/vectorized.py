@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.core.algorithm import Broadcast, Reply
 from lightning_fed.core.layout import is_finite, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.problem import Local, LocalProblem, Solution
-from lightning_fed.core.round import Replies, Step
+from lightning_fed.core.round import Step
 from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed.core.algorithm import Broadcast, Reply
 from lightning_fed.core.layout import clones, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 from lightning_fed.engines.shared_memory import Parcel

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Broadcast, Reply
+from lightning_fed.core.algorithm import Algorithm
 from lightning_fed.core.memory import ClientId, Memory, MemoryStore
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Solution
 from lightning_fed.core.round import Step, run_round
 from lightning_fed.core.validation import is_whole
@@ -91,6 +92,77 @@ def simulate(
     >>> [round(float(s.x_bar), 3) for s in history.server]
     [0.0, 0.5, 2.0, 2.0]
     """
+    _check_what_is_given(clients, rounds, cohorts, events, sampler)
+    n = len(clients)
+    past = History() if resume is None else resume
+    start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
+    delays: list[int] = []
+    if events is not None:
+        _check_single_exchange(algorithm)
+        members, delays = _events(events, past.cohorts)
+        cohorts = [[i] for i in members]
+    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
+    if algorithm.everybody:
+        _check_everybody(algorithm, schedule, n)
+    run = _Run(algorithm, clients, _solvers(algorithm, solver, n), start, seed, past)
+    run.begin(resume)
+    for k, cohort in enumerate(schedule, start=len(past)):
+        run.play(k, cohort, delays[k - len(past)] if delays else None)
+    _warn_of_unreached(run.history)
+    return run.history
+
+
+class _Run:
+    """A simulation under way: server, clients, and everything that happened so far."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        clients: Sequence[Loss],
+        solvers: Sequence[Solver],
+        start: Tensor,
+        seed: int,
+        past: History,
+    ) -> None:
+        self.algorithm, self.n = algorithm, len(clients)
+        self.engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
+        self.weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
+        self.store = MemoryStore(fresh=lambda: algorithm.init_client(start))
+        self.server = past.server[-1] if past.server else algorithm.init_server(start)
+        self.history = History([*past.server], [*past.clients], [*past.cohorts], [*past.answers])
+
+    def begin(self, resume: History | None) -> None:
+        """Take up the states of a run to go on from, or ask everybody once, where the algorithm wants that first."""
+        if resume is not None:
+            self.store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
+            return
+        if self.algorithm.full_start:
+            self._advance(range(self.n), exchanges=1)
+        self._remember()
+
+    def play(self, k: int, cohort: list[int], delay: int | None) -> None:
+        """Round ``k``; with a ``delay``, clients have worked with the model of so many rounds before."""
+        self.engine.round, self.engine.answers = k, {}
+        stale = None if delay is None else self.algorithm.broadcast(self.history.server[k - delay])
+        self._advance(cohort, stale)
+        self.history.cohorts.append(cohort)
+        self.history.answers.append(self.engine.answers)
+        self._remember()
+
+    def _advance(self, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> None:
+        args = (cohort, self.engine, lambda i: self.store[i].state, self.weights, exchanges, down)
+        outcome = run_round(self.algorithm, self.server, *args)
+        self.store.put({i: Memory(state, self.store[i].visits + 1) for i, state in outcome.states.items()})
+        self.server = outcome.server
+
+    def _remember(self) -> None:
+        self.history.server.append(self.server)
+        self.history.clients.append([self.store[i].state for i in range(self.n)])
+
+
+def _check_what_is_given(
+    clients: Sequence[Loss], rounds: object, cohorts: object, events: object, sampler: Sampler | None
+) -> None:
     if not clients:
         raise ValueError("simulate needs at least one client.")
     if sum(given is not None for given in (rounds, cohorts, events)) != 1:
@@ -100,52 +172,21 @@ def simulate(
         raise ValueError(
             f"simulate got {given}= and sampler=. The sampler draws cohorts for rounds=; give one of them."
         )
-    n = len(clients)
-    past = History() if resume is None else resume
-    start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
-    delays: list[int] | None = None
-    if events is not None:
-        if algorithm.exchanges_per_round > 1:
-            name, times = type(algorithm).__name__, algorithm.exchanges_per_round
-            raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
-        members, delays = _events(events, past.cohorts)
-        cohorts = [[i] for i in members]
-    schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
-    if algorithm.everybody:
-        _check_everybody(algorithm, schedule, n)
+
+
+def _check_single_exchange(algorithm: Algorithm[Any, Any, Any]) -> None:
+    if algorithm.exchanges_per_round > 1:
+        name, times = type(algorithm).__name__, algorithm.exchanges_per_round
+        raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
+
+
+def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solver] | None, n: int) -> Sequence[Solver]:
+    """One for each client."""
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
     if len(solvers) != n:
         raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
     _check_solvers(algorithm, solvers)
-    engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
-    weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
-    store = MemoryStore(fresh=lambda: algorithm.init_client(start))
-    server = algorithm.init_server(start) if resume is None else resume.server[-1]
-    history = History([*past.server], [*past.clients], [*past.cohorts, *schedule], [*past.answers])
-
-    def advance(server: Any, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> Any:
-        outcome = run_round(algorithm, server, cohort, engine, lambda i: store[i].state, weights, exchanges, down)
-        store.put({i: Memory(state, store[i].visits + 1) for i, state in outcome.states.items()})
-        return outcome.server
-
-    def remember() -> None:
-        history.server.append(server)
-        history.clients.append([store[i].state for i in range(n)])
-
-    if resume is not None:
-        store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
-    else:
-        if algorithm.full_start:
-            server = advance(server, range(n), exchanges=1)
-        remember()
-    for k, cohort in enumerate(schedule, start=len(past)):
-        engine.round, engine.answers = k, {}
-        stale = algorithm.broadcast(history.server[k - delays[k - len(past)]]) if delays else None
-        server = advance(server, cohort, stale)
-        history.answers.append(engine.answers)
-        remember()
-    _warn_of_unreached(history)
-    return history
+    return solvers
 
 
 def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:

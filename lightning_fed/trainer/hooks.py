@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lightning_fed.core.algorithm import Reply
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.messages import Reply
 from lightning_fed.core.problem import Question
 from lightning_fed.lightning import pl
 

@@ -20,7 +20,8 @@ import wandb
 from lightning_fed.algorithms import Algorithm
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
 from lightning_fed.cli.experiments.settings import Dtype, Setting
-from lightning_fed.core.algorithm import Reply, hyper_parameters
+from lightning_fed.core.algorithm import hyper_parameters
+from lightning_fed.core.messages import Reply
 from lightning_fed.engines import DivergenceError
 from lightning_fed.lightning import ModelCheckpoint, pl
 from lightning_fed.server import FederatedServer
@@ -132,8 +133,23 @@ class Run:
         data.setup("fit")
         facts = {**self._settings(), "data": data.description or self.setting.name}
         self._write_facts(facts)
+        trainer = self._trainer(tick)
+        try:
+            trainer.fit(
+                self.setting.model(), datamodule=data, ckpt_path=self.checkpoint if self.checkpoint.exists() else None
+            )
+        except DivergenceError as error:
+            self._write_facts({**facts, "diverged": str(error)})
+        finally:
+            wandb.finish()
+        if self.keep_checkpoint and not self.diverged:
+            trainer.save_checkpoint(self.checkpoint)
+        else:
+            self.checkpoint.unlink(missing_ok=True)
+
+    def _trainer(self, tick: Callable[[float], None]) -> pl.Trainer:
         figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
-        trainer = pl.Trainer(
+        return pl.Trainer(
             max_epochs=self.rounds,
             precision="64-true" if self.dtype == "float64" else "32-true",
             accelerator="cpu",
@@ -163,18 +179,6 @@ class Run:
             limit_val_batches=0,  # the federated evaluation reads the test data already
             default_root_dir=self.folder,
         )
-        try:
-            trainer.fit(
-                self.setting.model(), datamodule=data, ckpt_path=self.checkpoint if self.checkpoint.exists() else None
-            )
-        except DivergenceError as error:
-            self._write_facts({**facts, "diverged": str(error)})
-        finally:
-            wandb.finish()
-        if self.keep_checkpoint and not self.diverged:
-            trainer.save_checkpoint(self.checkpoint)
-        else:
-            self.checkpoint.unlink(missing_ok=True)
 
     def record(self, history: list[Row], x_bar: np.ndarray[Any, np.dtype[Any]] | None) -> None:
         """Write the metrics so far, whole or not at all, and the model where it is wanted."""
