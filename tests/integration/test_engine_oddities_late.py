@@ -302,6 +302,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return x + torch.as_tensor(self.noise.normal(size=x.shape)), y
 
 
+@pytest.mark.filterwarnings("ignore:The data of client 'c0' draw from a random generator of their own")
 def test_what_data_draw_by_themselves_passes_from_client_to_client() -> None:
     def own() -> FederatedDataModule:
         Augmented.noise = np.random.default_rng(0)
