@@ -11,7 +11,8 @@ from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient, stationarity
 from lightning_fed.lightning import pl
 from lightning_fed.theory.bounds import distance_to_solution, eta_min
-from lightning_fed.theory.residuals import penalty_bound, plain_lr
+from lightning_fed.theory.residuals import penalty_bound
+from lightning_fed.trainer.eligibility import plain_lr
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:

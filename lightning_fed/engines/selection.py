@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import nn, optim
 
-from lightning_fed.core.layout import Layout, buffers_of
+from lightning_fed.core.layout import Layout
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Engine
@@ -21,30 +19,16 @@ from lightning_fed.data.batches import cut_visit
 from lightning_fed.data.tensor_loader import in_memory
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.engines.workers import WorkersEngine, why_not_workers
-from lightning_fed.lightning import DoublePrecision, Precision, pl, rank_zero_info
+from lightning_fed.engines.workers import WorkersEngine
+from lightning_fed.lightning import pl, rank_zero_info
 from lightning_fed.local.stacked.batches import check_plannable, kind_of
 from lightning_fed.local.stacked.probe import try_out
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.local.stacked.stack import STACK, unfavourable
-from lightning_fed.local.steps.hookless import needs_hooks
 from lightning_fed.trainer.declarations import declares, undeclared
-from lightning_fed.trainer.hooks import reading
+from lightning_fed.trainer.eligibility import why_not_stacked, why_not_workers
 from lightning_fed.trainer.module_state import Attributes
-
-#: Optimisers that treat every number on its own, so that a stack of models is just a larger model.
-ELEMENTWISE = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-)
 
 #: C code pays if it saves more seconds than this: it takes one to compile.
 C_SECONDS = 2
@@ -108,47 +92,6 @@ def not_worth_it(trainer: pl.Trainer, setting: Setting) -> str | None:
     return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
 
 
-def impossible(trainer: pl.Trainer, setting: Setting, layout_dtype: torch.dtype) -> str | None:
-    """Why clients cannot be stacked, as far as can be seen without trying."""
-    module = trainer.lightning_module
-    if reason := needs_hooks(trainer):
-        return reason
-    if type(trainer.precision_plugin) not in (Precision, DoublePrecision):
-        return f"precision {trainer.precision} is mixed"
-    if len(trainer.optimizers) != 1 or type(trainer.optimizers[0]) not in ELEMENTWISE:
-        return f"{', '.join(type(o).__name__ for o in trainer.optimizers)} may mix the clients of a stack"
-    if trainer.optimizers[0]._optimizer_step_pre_hooks or trainer.optimizers[0]._optimizer_step_post_hooks:
-        return "a hook listens to the optimiser"
-    if name := hooked(module):
-        return f"a hook listens to {name}"
-    trained = {p for group in trainer.optimizers[0].param_groups for p in group["params"] if p.requires_grad}
-    if trained != {p for p in module.parameters() if p.requires_grad}:
-        return "the optimiser does not train all parameters"
-    if any(p.dtype != layout_dtype for p in trained):
-        return "parameters have different precisions"
-    if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
-        return "a scheduler steps with every batch"
-    if setting.work.tolerance is not None:
-        return "visits end when their problem is solved well enough"
-    if setting.keeps_buffers and buffers_of(module):
-        return "clients keep buffers of their own"
-    for hook in ("on_client_start", "on_client_step"):
-        for callback in reading(trainer, hook):
-            return f"{type(callback).__name__} has an {hook} hook"
-    return None
-
-
-def hooked(module: nn.Module) -> str | None:
-    """The name of a parameter or a part with a hook, which may change or keep what it sees; None if there is none."""
-    for name, p in module.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            return name
-    for name, part in module.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            return name or type(part).__name__
-    return None
-
-
 class Choice:
     """Decides once per model and its settings, and stays with it, so that equal runs do equal things.
 
@@ -185,12 +128,13 @@ class Choice:
         stacked = self._decision(alone, setting, cohort)
         if stacked is None or stacked.given_up:
             return None
-        if reason := impossible(
-            alone.loop.trainer, setting, alone.layout.dtype
-        ):  # a callback may have changed something
+        if reason := self._why_not(alone, setting):  # a callback may have changed something
             stacked.give_up(UnfitError(reason))
             return None
         return stacked
+
+    def _why_not(self, alone: SequentialEngine, setting: Setting) -> str | None:
+        return why_not_stacked(alone.loop.trainer, setting.work, setting.keeps_buffers, alone.layout.dtype)
 
     def _decision(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
         """Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them."""
@@ -211,7 +155,7 @@ class Choice:
             check_plannable(trainer.datamodule)  # type: ignore[attr-defined]
             if self.asked == "auto":
                 self._check_worth(trainer, setting)
-            if reason := impossible(trainer, setting, layout.dtype):
+            if reason := self._why_not(alone, setting):
                 raise UnfitError(reason)
             stacked = self._made(trainer, setting, layout)
             try_out(stacked, setting.work, alone.round, cohort)

@@ -26,41 +26,19 @@ from lightning_fed.engines.shared_memory import Parcel
 from lightning_fed.lightning import (
     ProgressBar,
     SIGTERMException,
-    is_overridden,
     is_read_by_user,
     pl,
     set_results,
     update_count,
 )
 from lightning_fed.local.server_snapshot import Left
-from lightning_fed.local.steps.hookless import GRADIENT_HOOKS
 from lightning_fed.trainer.data_streams import streams_of
-from lightning_fed.trainer.hooks import Exactness, Visit, is_server, listening, notify, reading
+from lightning_fed.trainer.hooks import Exactness, Visit, listening, notify, reading
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.merged_log import Logged
 
 #: Clients whose answers may be under way at once: each takes two file descriptors.
 TOGETHER = 128
-
-
-def why_not_workers(trainer: pl.Trainer) -> str | None:
-    """What stands in the way of other processes; None if nothing does."""
-    if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
-        return "this system cannot fork with shared memory"
-    if trainer.strategy.root_device.type != "cpu":
-        return "an accelerator cannot be shared by forked processes"
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        for name in GRADIENT_HOOKS:
-            if not is_server(callback) and is_overridden(name, callback):
-                return f"{type(callback).__name__} overrides {name}"
-    for hook in ("on_client_start", "on_client_step"):
-        for callback in reading(trainer, hook):
-            return f"{type(callback).__name__} has an {hook} hook"
-    for part in trainer.lightning_module.modules():
-        if isinstance(part, Metric) and (part.full_state_update is not False or part.dist_sync_on_step):
-            return f"{type(part).__name__} cannot be merged from parts"
-    return None
 
 
 @dataclass(frozen=True, eq=False)

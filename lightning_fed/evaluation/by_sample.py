@@ -22,8 +22,8 @@ from lightning_fed.evaluation.results import Evaluation
 from lightning_fed.lightning import is_overridden, pl
 from lightning_fed.local.stacked.pure_step import Notes, PureStep, UnfitError
 from lightning_fed.local.stacked.stack import STACK
-from lightning_fed.local.steps.hookless import TRANSFER_HOOKS
 from lightning_fed.trainer.batches import move_batch
+from lightning_fed.trainer.eligibility import TRANSFER_HOOKS
 
 #: Minimum number of clients for evaluating them together.
 MANY = 16

@@ -24,9 +24,10 @@ from lightning_fed.lightning import (
 from lightning_fed.local.augmented_gradient import AugmentedGradient
 from lightning_fed.local.certificate import Certificate
 from lightning_fed.local.schedule import visit_loaders
-from lightning_fed.local.steps.hookless import LeanStep, why_not
-from lightning_fed.local.steps.in_place import FusedStep, is_possible
+from lightning_fed.local.steps.hookless import LeanStep
+from lightning_fed.local.steps.in_place import FusedStep
 from lightning_fed.trainer.batches import move_batch
+from lightning_fed.trainer.eligibility import is_in_place_possible, why_not_hookless
 from lightning_fed.trainer.hooks import Visit, listening
 
 
@@ -100,9 +101,9 @@ class ClientLoop(Loop):
         progress.is_last_batch = last
 
     def _step_without_hooks(self, question: AugmentedGradient) -> LeanStep | None:
-        if why_not(self.trainer) is not None:
+        if why_not_hookless(self.trainer) is not None:
             return None
-        if question.plain and is_possible(self.trainer):
+        if question.plain and is_in_place_possible(self.trainer):
             return FusedStep(self.trainer, question, self._wants_index)
         return LeanStep(self.trainer, question, self._wants_index)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.optim import SGD, Optimizer
 
 from lightning_fed.core.algorithm import Algorithm
 from lightning_fed.theory.bounds import eta_min, exact_eta_min
@@ -56,13 +54,6 @@ def penalty_bound(L: float, alpha: float, gamma4: float = 0.05) -> float:
     if L == 0 or alpha == 2:
         return 0.0 if L == 0 else math.inf
     return eta_min(L, gamma4) if alpha == 1 else exact_eta_min(L, alpha)
-
-
-def plain_lr(optimizers: Sequence[Optimizer]) -> float | None:
-    """The largest step size, where local steps are plain gradient steps."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    plain = all(type(optimizer) is SGD for optimizer in optimizers) and not any(group["momentum"] for group in groups)
-    return max(float(group["lr"]) for group in groups) if plain and groups else None
 
 
 def contraction(lr: float, rho: float, L: float, lowest: float) -> float:

@@ -22,6 +22,7 @@ from lightning_fed.lightning import (
 )
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.tolerance import Tolerance
+from lightning_fed.trainer.eligibility import why_not_plain
 from lightning_fed.trainer.hooks import is_server
 
 
@@ -112,17 +113,13 @@ def _check_batches(data: FederatedDataModule, work: LocalWork) -> None:
 
 def _check_plain(trainer: pl.Trainer, why: str) -> None:
     """Refuse local steps other than ``x - lr * gradient``."""
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    kinds = {type(optimizer).__name__ for optimizer in trainer.optimizers}
     found = None
     if not trainer.lightning_module.automatic_optimization:
         found = "manual optimisation"
-    elif kinds != {"SGD"} or len(trainer.optimizers) > 1:
+    elif len(trainer.optimizers) != 1:
         found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
-    elif any(group["momentum"] or group["nesterov"] or group["maximize"] for group in groups):
-        found = "SGD with momentum" if any(group["momentum"] for group in groups) else "SGD that maximises"
-    elif len({group["lr"] for group in groups}) > 1:
-        found = "different learning rates"
+    elif reason := why_not_plain(trainer.optimizers[0], decay=True):
+        found = reason
     elif trainer.gradient_clip_val:
         found = "gradient clipping"
     if found:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.local.steps.hookless import why_not
+from lightning_fed.trainer.eligibility import why_not_hookless as why_not
 
 
 class Listener(pl.Callback):

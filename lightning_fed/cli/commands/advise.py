@@ -26,7 +26,7 @@ from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.local.schedule import planned_steps
 from lightning_fed.server import FederatedServer
 from lightning_fed.theory.advice import Advice, Measured, advise
-from lightning_fed.theory.residuals import plain_lr
+from lightning_fed.trainer.eligibility import plain_lr
 
 USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
 DESCRIPTION = """\

@@ -24,7 +24,8 @@ from lightning_fed.local.stacked.phases import Parts
 from lightning_fed.local.stacked.problem import Answers, Questions
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
 from lightning_fed.local.stacked.recorder import Graph, Graphs
-from lightning_fed.local.stacked.stack import Direction, Stack, is_plain, power_of_two, rounded, stacked_optimizer
+from lightning_fed.local.stacked.stack import Direction, Stack, power_of_two, rounded, stacked_optimizer
+from lightning_fed.trainer.eligibility import is_plain
 
 Numbers = NDArray[np.int64]
 

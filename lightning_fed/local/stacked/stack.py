@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from lightning_fed.lightning import pl
 
@@ -83,13 +83,6 @@ class Direction:
             return gradient.clamp(-self.limit, self.limit)
         norm: Tensor = gradient.norm(dim=1, keepdim=True)
         return gradient * (self.limit / (norm + 1e-6)).clamp(max=1.0)
-
-
-def is_plain(optimizer: Optimizer) -> bool:
-    """Whether its steps are ``x - lr * gradient`` with one lr."""
-    groups = optimizer.param_groups
-    plain = type(optimizer) is SGD and len({float(group["lr"]) for group in groups}) == 1
-    return plain and not any(group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups)
 
 
 def stacked_optimizer(optimizer: Optimizer, stacked: dict[int, Tensor]) -> Optimizer:

@@ -1,7 +1,7 @@
 """Local steps without Lightning's hooks, where nobody listens to them.
 
 The same numbers as Lightning's own optimisation loop (a test compares them bitwise) in about half the time on small
-models; :func:`why_not` says what stands in the way.
+models; ``trainer/eligibility.py`` says what stands in the way.
 """
 
 from __future__ import annotations
@@ -9,61 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lightning_fed.lightning import PassThroughProfiler, enter_hook, is_overridden, pl
+from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.augmented_gradient import AugmentedGradient
-from lightning_fed.trainer.hooks import is_server
-
-GRADIENT_HOOKS = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
-MODULE_HOOKS = (
-    *GRADIENT_HOOKS,
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "backward",
-    "configure_gradient_clipping",
-    "clip_gradients",
-    "lr_scheduler_step",
-)
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-
-
-def why_not(trainer: pl.Trainer) -> str | None:
-    """What stands in the way of steps without hooks in this run; None if nothing does."""
-    if trainer.strategy.root_device.type != "cpu":
-        return "batches move to another device"
-    return needs_hooks(trainer)
-
-
-def needs_hooks(trainer: pl.Trainer) -> str | None:
-    """What needs Lightning's hooks in this run; None if nothing does."""
-    module = trainer.lightning_module
-    if not module.automatic_optimization:
-        return "optimisation is manual"
-    if trainer.accumulate_grad_batches != 1:
-        return "gradients are accumulated"
-    if type(trainer.profiler) is not PassThroughProfiler:
-        return "a profiler listens"
-    precision = trainer.precision_plugin
-    if getattr(precision, "scaler", None) is not None or not type(precision).__module__.startswith("pytorch_lightning"):
-        return f"{type(precision).__name__} may change gradients"
-    for optimizer in trainer.optimizers:
-        if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
-            return f"{type(optimizer).__name__} may evaluate a closure"
-    for name in (*MODULE_HOOKS, *TRANSFER_HOOKS):
-        if is_overridden(name, module):
-            return f"{type(module).__name__} overrides {name}"
-    for name in TRANSFER_HOOKS:
-        if is_overridden(name, trainer.datamodule):
-            return f"{type(trainer.datamodule).__name__} overrides {name}"
-    for callback in trainer.callbacks:
-        for name in GRADIENT_HOOKS:
-            if not is_server(callback) and is_overridden(name, callback):
-                return f"{type(callback).__name__} overrides {name}"
-    return None
 
 
 class LeanStep:

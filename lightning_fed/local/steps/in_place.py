@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.augmented_gradient import AugmentedGradient, check_dense
 from lightning_fed.local.native import linear
-from lightning_fed.local.stacked.stack import is_plain
 from lightning_fed.local.steps.hookless import LeanStep
 
-#: Models with fewer parameters gain nothing.
-LARGE_MODEL = 2**18
 #: Weights with fewer entries gain nothing.
 LARGE_WEIGHT = 2**18
 
@@ -139,16 +136,6 @@ def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
     other = torch._C._functorch.peek_interpreter_stack() is not None or torch.is_autocast_enabled("cpu")
     dual = torch.autograd.forward_ad._current_level >= 0
     return type(x) is Tensor and x.dtype == weight.dtype and not other and not dual
-
-
-def is_possible(trainer: pl.Trainer) -> bool:
-    """Whether local steps are plain gradient steps of a large model."""
-    size = sum(p.numel() for p in trainer.lightning_module.parameters() if p.requires_grad)
-    optimizer = trainer.optimizers[0]
-    listened = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    parting = len(optimizer.param_groups) > 1 and any(c.interval == "step" for c in trainer.lr_scheduler_configs)
-    plain = is_plain(optimizer) and not trainer.gradient_clip_val and not listened and not parting
-    return plain and size >= LARGE_MODEL and type(trainer.precision_plugin).__name__ in ("Precision", "DoublePrecision")
 
 
 class FusedStep(LeanStep):
