@@ -159,7 +159,7 @@ class FitLoop(_FitLoop):
         return self._combined_loader is not None
 
     def set_one_batch(self) -> None:
-        """Let an epoch have one batch, which nobody reads."""
+        """Let an epoch have one batch, whose content is not used."""
         self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
         self.max_batches = 1
 

@@ -1,4 +1,4 @@
-"""What a federated fit brings along unless the user brought their own."""
+"""Default callbacks, unless the user supplied them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class LocalTolerance(FederatedCallback):
         self._warned = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        check_differentiable(pl_module, "leave local_tolerance away")
+        check_differentiable(pl_module, "omit local_tolerance")
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         self._visits = {}

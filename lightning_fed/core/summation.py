@@ -1,4 +1,4 @@
-"""One order of summation, whoever sums."""
+"""Sum by a fixed binary tree, so that every engine gets the same bits."""
 
 from __future__ import annotations
 

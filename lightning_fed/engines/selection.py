@@ -124,7 +124,7 @@ class Choice:
         warnings.warn(f"Clients are trained in this process from here on: {reason}.", stacklevel=2)
 
     def _stacked(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
-        """Whoever answers for a stack of clients; None if clients are asked one by one."""
+        """The solver of a stack of clients; None if clients are trained one by one."""
         stacked = self._decision(alone, setting, cohort)
         if stacked is None or stacked.given_up:
             return None

@@ -35,7 +35,7 @@ class _AskedError(Exception):
 
 
 class _Talk(Local):
-    """One client's step, run again with one answer more until it is through: steps are pure functions."""
+    """Re-runs one client's step with cached answers until it returns; steps are pure functions."""
 
     def __init__(self, alone: ModuleLocal, workspace: Workspace) -> None:
         self.alone, self.workspace = alone, workspace

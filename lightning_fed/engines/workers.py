@@ -80,7 +80,7 @@ class WorkersEngine:
     def _ask(
         self, step: Step, known: list[Any], down: Broadcast, visits: list[Visit], share: Sequence[int]
     ) -> Generator[Reply[Any, Any], None, int]:
-        """The replies of a share of the cohort; gives how many there are: not all, if other processes will not do."""
+        """Yields the replies of a share of the cohort; returns how many (fewer if workers are abandoned)."""
         first = share[0]
 
         def task(i: int) -> tuple[Any, _Answer]:
@@ -281,7 +281,7 @@ class _Team:
         return [*self.known(i), *(leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))]
 
     def dismiss(self) -> None:
-        """End whoever is still at work."""
+        """Kill the processes that still run, and close their pipes."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -193,7 +193,7 @@ def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver
     if algorithm.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
         raise ValueError(
             f"{type(algorithm).__name__} asks for steps, not for a minimiser, so there is nothing to be near."
-            f" Leave until= away. ({algorithm.plain_sgd})"
+            f" Omit until=. ({algorithm.plain_sgd})"
         )
 
 
@@ -233,7 +233,7 @@ def _last_model(
 ) -> Tensor:
     """Where a run goes on; refuse one that is not of this federation."""
     if x0 is not None:
-        raise ValueError("simulate got x0= and resume=. The run goes on from its last model; leave x0 away.")
+        raise ValueError("simulate got x0= and resume=. The run goes on from its last model; omit x0.")
     if not resume.server or len(resume.clients[-1]) != n:
         known = len(resume.clients[-1]) if resume.server else 0
         raise ValueError(f"simulate got {n} clients, but resume= is a run of {known}. Give the same clients.")

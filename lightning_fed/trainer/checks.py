@@ -133,7 +133,7 @@ def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, 
     if algorithm.plain_sgd is not None:
         raise ValueError(
             f"{type(algorithm).__name__} asks for local steps, not for a minimiser, so local_tolerance={tolerance} has"
-            f" nothing to be near to. Leave it away. ({algorithm.plain_sgd})"
+            f" nothing to be near to. Omit local_tolerance. ({algorithm.plain_sgd})"
         )
     tolerance.limit(0, algorithm.penalty, 1.0)
 

@@ -102,7 +102,7 @@ class Attributes:
                     self._memento.add(value)
 
     def _note_quietly(self, note: Note) -> None:
-        """Note content of which nobody is told when it changes."""
+        """Note content that is restored without a warning."""
         self._memento.notes.append(note)
 
     def _is_outside(self, value: Any) -> bool:

@@ -148,6 +148,6 @@ def test_a_module_without_a_loss_is_refused_and_one_with_a_validation_step_is_no
         server = FederatedServer(FedADMM(eta=1.0), local_steps=2, local_tolerance=100.0, evaluate_every=0)
         quiet_trainer(server, 1, limit_val_batches=0).fit(module, datamodule=classification())
 
-    with pytest.raises(ValueError, match=r"Manual reports no loss to differentiate.*or leave local_tolerance away"):
+    with pytest.raises(ValueError, match=r"Manual reports no loss to differentiate.*or omit local_tolerance"):
         fit(Manual())
     fit(ManualValidated())

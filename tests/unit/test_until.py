@@ -138,7 +138,7 @@ def test_an_exchange_before_round_0_is_allowed_as_much_as_round_0() -> None:
 @pytest.mark.parametrize("algorithm", [Scaffold(), FedMid()], ids=repr)
 def test_algorithms_that_ask_for_steps_are_refused(algorithm: Scaffold | FedMid) -> None:
     clients, x0 = golden()
-    with pytest.raises(ValueError, match=r"asks for steps, not for a minimiser.* Leave until= away"):
+    with pytest.raises(ValueError, match=r"asks for steps, not for a minimiser.* Omit until="):
         simulate(algorithm, clients, x0, rounds=1, solver=GradientDescent(5, LR, 0.1))
 
 

@@ -71,7 +71,7 @@ def drop_factors(recorded: GraphModule) -> None:
 
 
 def drop_identities(recorded: GraphModule) -> None:
-    """Views that change nothing, and copies nobody writes to."""
+    """Drop views that change nothing, and copies that are never written to."""
     for node in operators(recorded.graph):
         if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])

@@ -1,4 +1,4 @@
-"""Local steps without Lightning's hooks, where nobody listens to them.
+"""Local steps without Lightning's hooks, where no module or callback overrides them.
 
 The same numbers as Lightning's own optimisation loop (a test compares them bitwise) in about half the time on small
 models; ``trainer/eligibility.py`` says what stands in the way.

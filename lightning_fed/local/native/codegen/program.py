@@ -1,4 +1,4 @@
-"""Many steps of many small models without a word of Python: each client's steps one after another, in C."""
+"""Run many steps of many small models in C, client after client, without returning to Python."""
 
 from __future__ import annotations
 
