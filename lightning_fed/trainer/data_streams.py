@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.lightning import pl
-from lightning_fed.trainer.memento import GLOBAL_STREAMS, STREAMS, Stream
+from lightning_fed.trainer.notes import GLOBAL_STREAMS, STREAMS, Stream
 
 #: Containers of a data set with more entries hold data, not random generators.
 FEW = 100

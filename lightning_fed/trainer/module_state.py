@@ -16,16 +16,8 @@ from torchmetrics import Metric
 
 from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.lightning import NOTES, LightningOptimizer, Logger, Strategy, pl
-from lightning_fed.trainer.memento import (
-    STREAMS,
-    Entries,
-    Items,
-    Memento,
-    Names,
-    NotCopyableError,
-    Note,
-    same_numbers,
-)
+from lightning_fed.trainer.memento import Memento, NotCopyableError
+from lightning_fed.trainer.notes import STREAMS, Entries, Items, Names, Note, same_numbers
 
 #: Names under which ``nn.Module`` keeps parameters, buffers, parts and hooks, and Lightning its own notes.
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}

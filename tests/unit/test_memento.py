@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 from torch import nn
 from torchmetrics import MeanMetric
 
-from lightning_fed.trainer.memento import Memento, NotCopyableError, same, same_numbers
+from lightning_fed.trainer.memento import Memento, NotCopyableError
 from lightning_fed.trainer.module_state import Attributes, ModuleState
+from lightning_fed.trainer.notes import same, same_numbers
 
 
 class Slotted:
