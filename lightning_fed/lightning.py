@@ -170,6 +170,13 @@ class FitLoop(_FitLoop):
 class EpochLoop(_TrainingEpochLoop):
     """Lightning's epoch loop, with what we set in it by name."""
 
+    def is_accumulating(self) -> bool:
+        """Whether the batch at work ends without a step of the optimiser."""
+        return bool(super()._should_accumulate())
+
+    def _should_accumulate(self) -> bool:
+        return self.is_accumulating()
+
     def collect_in(self, results: Any) -> None:
         """Take what is logged into these results."""
         self._results = results

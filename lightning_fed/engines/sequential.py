@@ -106,7 +106,7 @@ class SequentialEngine:
         """Errors in here are this client's."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a user's step may raise anything; it is raised again with the client's name
             kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
             raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy_for(error)}") from error
 

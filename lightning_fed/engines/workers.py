@@ -256,7 +256,7 @@ class _Team:
                     first, second = self.parcels[i]
                     labels = [first.fill(state, self.known(i)), second.fill(answer, self._known(i, state))]
                     line.send((None, labels))
-                except BaseException as error:
+                except BaseException as error:  # whatever ends the child is told to the parent, which raises it
                     line.send(((isinstance(error, DivergenceError), type(error).__name__, str(error)), []))
                     break
             code = 0

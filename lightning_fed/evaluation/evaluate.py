@@ -226,7 +226,7 @@ def _evaluate(
             if own is not None:
                 restore_state(module, {**state.buffers, **own})
             return _evaluate_by(step, trainer, cid, split)
-    except Exception as error:
+    except Exception as error:  # a training step may fail in any way in evaluation mode; the warning says how
         if step != "training_step":
             raise
         warnings.warn(

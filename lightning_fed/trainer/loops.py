@@ -175,7 +175,7 @@ class RoundLoop(EpochLoop):
         if interval == "epoch":
             super().update_lr_schedulers(interval, update_plateau_schedulers)
 
-    def _should_accumulate(self) -> bool:
+    def is_accumulating(self) -> bool:
         return self.client_loop.visiting and not self.client_loop.stepping
 
 

@@ -36,6 +36,7 @@ PRIVATE = {
     "_combined_loader": lambda trainer: trainer.fit_loop,
     "_data_source": lambda trainer: trainer.fit_loop,
     "_batches_that_stepped": lambda trainer: trainer.fit_loop.epoch_loop,
+    "_should_accumulate": lambda trainer: trainer.fit_loop.epoch_loop,
     "_logger_connector": lambda trainer: trainer,
     "_checkpoint_connector": lambda trainer: trainer,
     "_current_fx": lambda trainer: trainer._logger_connector,
@@ -84,6 +85,16 @@ def test_private_attributes_are_touched_in_one_file_alone() -> None:
             node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self"
         )
         assert not {node.attr for node in others} & PRIVATE.keys(), path
+
+
+def test_private_methods_are_overridden_in_one_file_alone() -> None:
+    private = {name for kind in door.EpochLoop.__mro__[1:] for name in vars(kind) if name.startswith("_")}
+    private |= {name for kind in door.FitLoop.__mro__[1:] for name in vars(kind) if name.startswith("_")}
+    tree = ast.parse((PACKAGE / "trainer" / "loops.py").read_text())
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    defined = {node.name for loop in loops for node in loop.body if isinstance(node, ast.FunctionDef)}
+    assert len(defined) > 10
+    assert not {name for name in defined & private if not name.startswith("__")}
 
 
 def test_the_door_touches_no_other_private_attribute() -> None:

@@ -84,7 +84,7 @@ def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="There is a performance drop")
             _compare(parts, recorded, *inputs)
-    except Exception as error:
+    except Exception as error:  # torch.func has many ways to refuse; the whole graph is replayed instead
         log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
         return Parts(recorded, counts, apart=False)
     return parts
