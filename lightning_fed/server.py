@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -24,8 +25,9 @@ from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.lightning import pl
 from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.local.client_loop import ClientLoop
-from lightning_fed.local.schedule import most_batches
+from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace, saving_the_server
+from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
@@ -132,6 +134,7 @@ class FederatedServer(FederatedCallback):
         self._workspace: Workspace | None = None
         self._restored: dict[str, Any] | None = None
         self._warnings = AttributeWarnings()
+        self._plan: StepSizePlan | None = None
         self._choice = Choice(self.engine, self.compile, self.workers)
 
     @property
@@ -148,7 +151,7 @@ class FederatedServer(FederatedCallback):
 
     def most_batches(self, trainer: pl.Trainer) -> int:
         """The batches of the longest visit that any client may have."""
-        return most_batches(trainer, self.local_work)
+        return max(planned_batches(trainer, self.local_work).values())
 
     @property
     def local_time(self) -> int:
@@ -185,6 +188,7 @@ class FederatedServer(FederatedCallback):
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
         trainer.fit_loop.clock.prepare()
+        self._plan = None  # data and limits may be others in this fit
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.fit_loop.clock.running = False
@@ -313,7 +317,7 @@ class FederatedServer(FederatedCallback):
         self._show_server(trainer)
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
-        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.everybody else cohort
+        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
         """The name of a trained parameter that is not the server's; None if all are."""
@@ -399,8 +403,9 @@ class FederatedServer(FederatedCallback):
         try:
             self._workspace = workspace
             engine = self._choice.engine(alone, self._setting(trainer, federation), cohort)
+            work = replace(self.local_work, lr_sum=self._step_sizes(trainer, federation).lr_sum(loop, workspace))
             with saving_the_server(trainer, workspace):
-                outcome = federation.play(cohort, engine)
+                outcome = federation.play(cohort, engine, work)
             self._warnings.dropped(workspace, alone.left.values())
             self._warnings.drew(alone.drew)
             average = None
@@ -424,6 +429,11 @@ class FederatedServer(FederatedCallback):
             self._show_server(trainer)
             seed_global(self.seed, federation.rounds_done, "server")
         return outcome
+
+    def _step_sizes(self, trainer: pl.Trainer, federation: Federation) -> StepSizePlan:
+        if self._plan is None:
+            self._plan = StepSizePlan(planned_batches(trainer, self.local_work), federation.weights)
+        return self._plan
 
     def _setting(self, trainer: pl.Trainer, federation: Federation) -> Setting:
         cohort = round(float(self.sampler.inclusion_probabilities(len(federation.examples)).sum()))

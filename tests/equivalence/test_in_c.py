@@ -36,7 +36,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @needs_compiler
 @every_algorithm
 def test_every_algorithm_gives_the_same_numbers(algorithm: Algorithm) -> None:
-    assert_engines_agree(algorithm, clients_per_round=None if algorithm.everybody else 3, compile=True)
+    assert_engines_agree(algorithm, clients_per_round=None if algorithm.traits.everybody else 3, compile=True)
 
 
 @needs_compiler

@@ -23,7 +23,7 @@ from lightning_fed.transforms import TopK
 
 @every_algorithm
 def test_every_algorithm_gives_the_same_numbers(algorithm: Algorithm) -> None:
-    everybody = algorithm.everybody
+    everybody = algorithm.traits.everybody
     assert_engines_agree(algorithm, clients_per_round=None if everybody else 3)
 
 
