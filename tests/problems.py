@@ -92,9 +92,11 @@ def fields_of(record: object) -> set[str]:
 
 
 def variables_of(algorithm) -> set[str]:
-    """Names of everything that server and clients remember."""
+    """Names of everything that server and clients remember, or compute from what they remember."""
     x0 = torch.zeros(2, dtype=torch.float64)
-    return fields_of(algorithm.init_client(x0)) | fields_of(algorithm.init_server(x0))
+    client = algorithm.init_client(x0)
+    computed = {name for name, value in vars(type(client)).items() if isinstance(value, property)}
+    return fields_of(client) | computed | fields_of(algorithm.init_server(x0))
 
 
 def having(*names: str):

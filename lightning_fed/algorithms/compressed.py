@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 @record
 class ClientState:
     inner: Any  # what the algorithm remembers
-    kept: Any  # what transforms have kept back so far, in the shape of a message
+    kept: Tensor  # what transforms have kept back of messages so far; empty where nothing is made up for
 
 
 @dataclass(frozen=True)
 class Compressed(Algorithm[Any, ClientState, Any]):
     r"""Any algorithm, with its uploads transformed: quantised, cut to the largest entries, clipped.
 
-    An algorithm whose clients remember what the server has counted (FedADMM, FedDR, FedSplit, FedDyn, Scaffold)
-    remembers what *arrived*, so that the server's memory stays the mean of the clients'. For the others, ``feedback``
-    adds what was not sent to the next message.
+    The server's memory stays the mean of the clients': what was not sent of a change (FedADMM, FedDR) is kept and added
+    to the client's next one, and clients whose variables the server counts (FedSplit, FedDyn, Scaffold) take them as
+    they *arrived*. For other algorithms, ``feedback`` adds what was not sent to the next message.
 
     Args:
         algorithm: what is run.
@@ -77,16 +77,22 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.init_server(x0)
 
     def init_client(self, x0: Tensor) -> ClientState:
-        kept = torch.zeros_like(x0) if self.feedback else x0[:0]
+        kept = torch.zeros_like(x0) if self._keeps else x0[:0]
         return ClientState(self.algorithm.init_client(x0), kept)
 
     def broadcast(self, server: Any, work: LocalWork) -> Broadcast:
         return self.algorithm.broadcast(server, work)
 
     @property
+    def _keeps(self) -> bool:
+        """Whether what is not sent is added to the next message."""
+        return self.feedback or self.algorithm.traits.sends_changes
+
+    @property
     def _remembers(self) -> bool:
-        """Whether clients keep what arrived, and so send what did not with the next change."""
-        return type(self.algorithm).acknowledge is not Algorithm.acknowledge
+        """Whether the algorithm itself makes up for what was not sent."""
+        acknowledges = type(self.algorithm).acknowledge is not Algorithm.acknowledge
+        return acknowledges or self.algorithm.traits.sends_changes
 
     def bind(self, layout: Layout) -> Compressed:
         bound = replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
@@ -117,9 +123,9 @@ class Compressed(Algorithm[Any, ClientState, Any]):
                 arrived.append(leaf)
                 bits += leaf.numel() * leaf.element_size() * 8
                 continue
-            wanted = leaf + kept if self.feedback else leaf
+            wanted = leaf + kept if self._keeps else leaf
             sent = self.transform(wanted, rng)
-            kept = wanted - sent.value if self.feedback else kept
+            kept = wanted - sent.value if self._keeps else kept
             arrived.append(sent.value)
             bits += sent.bits
         message = pytree.tree_unflatten(arrived, tree)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +17,15 @@ from lightning_fed.prox import Prox, Zero
 class ClientState:
     x_i: Tensor  # local model, where the next visit starts if start="local"
     z_i: Tensor  # dual variable of x_i = x_bar; never leaves the client
-    x_hat_i: Tensor  # this client's share of x_tilde, as last counted
+    eta: Tensor  # penalty of its last visit, a number: another run may go on with another one
+
+    @property
+    def x_hat_i(self) -> Tensor:
+        """This client's share of x_tilde, as last counted: the same bits wherever it is computed.
+
+        The product is rounded before it is added: torch.add(alpha=) rounds once or twice, as the machine has it.
+        """
+        return self.x_i + self.z_i * (1 / self.eta).unsqueeze(-1).to(self.z_i.dtype)
 
 
 @record
@@ -81,7 +89,8 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         return ServerState(x_bar=self.g.prox(x0, 1 / self.eta) if self.project_initial else x0, x_tilde=wide(x0))
 
     def init_client(self, x0: Tensor) -> ClientState:
-        return ClientState(x_i=x0, z_i=torch.zeros_like(x0), x_hat_i=x0)
+        eta = torch.full((), self.eta, dtype=wide(x0[:0]).dtype, device=x0.device)
+        return ClientState(x_i=x0, z_i=torch.zeros_like(x0), eta=eta)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         x_bar_i = down.x_bar if self.alpha == 1 else torch.lerp(client.x_i, down.x_bar, self.alpha)
@@ -89,17 +98,13 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         start = start_point(self.start, own=own, server=server, centre=lambda: x_bar_i - client.z_i / self.eta)
         sol = local.solve(start, linear=client.z_i, rho=self.eta, center=x_bar_i)
         z_i = torch.add(client.z_i, sol.x - x_bar_i, alpha=self.eta)
-        x_hat_i = torch.add(sol.x, z_i, alpha=1 / self.eta)
-        state = ClientState(sol.x, z_i, x_hat_i)
-        return Reply(state, Message(x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
+        state = ClientState(sol.x, z_i, torch.full_like(client.eta, self.eta))
+        return Reply(state, Message(state.x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, 1 / self.eta).to(server.x_bar.dtype), x_tilde)
 
-    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
-        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i)
-
     @property
     def traits(self) -> Traits:
-        return Traits(penalty=self.eta, relaxation=self.alpha)
+        return Traits(penalty=self.eta, relaxation=self.alpha, sends_changes=True)

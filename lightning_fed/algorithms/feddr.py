@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -17,7 +17,11 @@ from lightning_fed.prox import Prox, Zero
 class ClientState:
     x_i: Tensor  # local model
     y_i: Tensor  # Douglas-Rachford variable: the point the local prox is taken at
-    x_hat_i: Tensor  # this client's share of x_tilde, as last counted
+
+    @property
+    def x_hat_i(self) -> Tensor:
+        """This client's share of x_tilde, as last counted."""
+        return 2 * self.x_i - self.y_i
 
 
 @record
@@ -79,23 +83,20 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
         return ServerState(x_bar=x0, x_tilde=wide(x0))
 
     def init_client(self, x0: Tensor) -> ClientState:
-        return ClientState(x_i=x0, y_i=x0, x_hat_i=x0)
+        return ClientState(x_i=x0, y_i=x0)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         y_i = client.y_i + self.alpha * (down.x_bar - client.x_i)
         start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=lambda: y_i)
         sol = local.solve(start, rho=1 / self.eta_hat, center=y_i)
-        x_hat_i = 2 * sol.x - y_i
-        state = ClientState(sol.x, y_i, x_hat_i)
-        return Reply(state, Message(x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
+        state = ClientState(sol.x, y_i)
+        return Reply(state, Message(state.x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde)
 
-    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
-        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i)
-
     @property
     def traits(self) -> Traits:
-        return Traits(penalty=1 / self.eta_hat, relaxation=self.alpha, full_start=self.init == "prox")
+        first = self.init == "prox"
+        return Traits(penalty=1 / self.eta_hat, relaxation=self.alpha, full_start=first, sends_changes=True)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,7 +19,12 @@ from lightning_fed.prox import Prox, Zero
 class ClientState:
     x_i: Tensor  # local model
     w_i: Tensor  # x_i - y_i in FedDR's letters: the scaled dual variable
-    x_hat_i: Tensor  # x_i + w_i, as last uploaded
+    uploaded: Tensor  # the share as last uploaded, where the client has worked since; empty with mode="fresh"
+
+    @property
+    def x_hat_i(self) -> Tensor:
+        """This client's share of x_tilde, as last uploaded."""
+        return self.uploaded if self.uploaded.shape[-1] else self.x_i + self.w_i
 
 
 @record
@@ -77,7 +82,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         return ServerState(self.g.prox(wide(x0), self.eta_hat).to(x0.dtype), wide(x0), working)
 
     def init_client(self, x0: Tensor) -> ClientState:
-        return ClientState(x_i=x0, w_i=torch.zeros_like(x0), x_hat_i=x0)
+        return ClientState(x_i=x0, w_i=torch.zeros_like(x0), uploaded=x0[:0] if self.mode == "fresh" else x0)
 
     def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         working = bool(server.working)
@@ -86,18 +91,15 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
         if not down.work:
-            x_hat_i = client.x_i + client.w_i
-            state = ClientState(client.x_i, client.w_i, x_hat_i)
-            return Reply(state, Message(x_hat_i - client.x_hat_i), client.x_i)
+            state = ClientState(client.x_i, client.w_i, client.x_i + client.w_i)
+            return Reply(state, Message(state.x_hat_i - client.x_hat_i), client.x_i)
         centre = down.x_bar - client.w_i
         start = start_point(self.start, own=client.x_i, server=down.x_bar, centre=lambda: centre)
         sol = local.solve(start, rho=1 / self.eta_hat, center=centre)
         w_i = client.w_i + sol.x - down.x_bar
-        if self.mode == "upload_first":
-            return Reply(ClientState(sol.x, w_i, client.x_hat_i), Message(w_i[..., :0]), sol.x, sol.loss, sol.steps)
-        x_hat_i = sol.x + w_i
-        delta_i = x_hat_i - client.x_hat_i
-        return Reply(ClientState(sol.x, w_i, x_hat_i), Message(delta_i), sol.x, sol.loss, sol.steps)
+        state = ClientState(sol.x, w_i, client.uploaded)
+        delta_i = state.x_hat_i - client.x_hat_i if self.mode == "fresh" else w_i[..., :0]
+        return Reply(state, Message(delta_i), sol.x, sol.loss, sol.steps)
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         if self.mode == "upload_first" and bool(server.working):
@@ -105,10 +107,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde, torch.tensor(True))
 
-    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
-        return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i) if arrived.delta_i.numel() else after
-
     @property
     def traits(self) -> Traits:
         exchanges = 2 if self.mode == "upload_first" else 1
-        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, exchanges=exchanges)
+        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, exchanges=exchanges, sends_changes=True)

@@ -18,7 +18,7 @@ from lightning_fed.transforms import Sent, TopK
 class ClientState:
     x_bar_i: Tensor  # the server's model, at which the gradient below was taken
     grad_i: Tensor  # gradient of f_i there
-    rho_i: Tensor  # what compression has kept back
+    rho_i: Tensor  # what compression has kept back; empty where all is sent
 
 
 @record
@@ -76,7 +76,8 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         return ServerState(x0, zero, zero, asking=torch.tensor(True), first=torch.tensor(True))
 
     def init_client(self, x0: Tensor) -> ClientState:
-        return ClientState(x_bar_i=x0, grad_i=torch.zeros_like(x0), rho_i=torch.zeros_like(x0))
+        zero = torch.zeros_like(x0)
+        return ClientState(x_bar_i=x0, grad_i=zero, rho_i=x0[:0] if self.client_k is None else zero)
 
     def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         asking, first, none = bool(server.asking), bool(server.first), server.x_bar[:0]
@@ -91,6 +92,8 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         x_bar = client.x_bar_i if down.first else down.x_bar
         grad_i = local.gradient(x_bar)
         if down.first:
+            return Reply(ClientState(x_bar, grad_i, client.rho_i), Message(grad_i), x_bar, gradients=1)
+        if self.client_k is None:
             return Reply(ClientState(x_bar, grad_i, client.rho_i), Message(grad_i), x_bar, gradients=1)
         sent = _largest(client.rho_i + grad_i, self.client_k)
         state = ClientState(x_bar, grad_i, client.rho_i + grad_i - sent.value)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Start, num_bytes, record, start_point
+from lightning_fed.core.algorithm import Algorithm, Start, num_bytes, record, start_point, wide
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
@@ -20,8 +20,13 @@ from lightning_fed.core.validation import one_of, positive, whole
 class ClientState:
     x_i: Tensor  # local model
     lam_i: Tensor  # dual variable of x_i = x_0i
-    x_0i: Tensor  # this client's copy of the consensus
     v_i: Tensor  # estimate of the gradient of f_i at x_i; empty with oracle I
+    eta_hat: Tensor  # step of its last visit, a number: another run may go on with another one
+
+    @property
+    def x_0i(self) -> Tensor:
+        """This client's copy of the consensus, where it goes on from after a round without an exchange."""
+        return self.x_i + self.lam_i * self.eta_hat.unsqueeze(-1).to(self.lam_i.dtype)
 
 
 @record
@@ -109,7 +114,8 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
 
     def init_client(self, x0: Tensor) -> ClientState:
         v_i = torch.zeros_like(x0) if self.oracle == "II" else x0[:0]
-        return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0, v_i=v_i)
+        eta_hat = torch.full((), self.eta_hat, dtype=wide(x0[:0]).dtype, device=x0.device)
+        return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), v_i=v_i, eta_hat=eta_hat)
 
     def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         exchanged, round = bool(server.exchanged), int(server.round)
@@ -130,10 +136,9 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         refresh = self.oracle == "II" and bool(down.refresh)
         sol = ask() if self.oracle == "I" else ask(estimate=local.gradient(start) if refresh else client.v_i)
         lam_i = client.lam_i + (sol.x - x_0i) / self.eta_hat
-        x_0i = sol.x + self.eta_hat * lam_i
-        message = Message(x_0i if down.exchange else x_0i[..., :0])
         v_i = client.v_i if sol.estimate is None else sol.estimate
-        state = ClientState(sol.x, lam_i, x_0i, v_i)
+        state = ClientState(sol.x, lam_i, v_i, torch.full_like(client.eta_hat, self.eta_hat))
+        message = Message(state.x_0i if down.exchange else lam_i[..., :0])
         return Reply(state, message, sol.x, sol.loss, sol.steps, gradients=int(refresh))
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:

@@ -130,17 +130,18 @@ def test_a_server_step_on_the_deltas_has_a_wrong_limit_and_is_not_offered():
 def test_the_dual_moves_by_the_received_model(seed, alpha):
     (f,), x0 = random_clients(seed, 1, D)
     rng = torch.Generator().manual_seed(seed)
-    x_i, z_i, x_hat_i, x_bar = torch.randn(4, D, generator=rng, dtype=torch.float64)
+    x_i, z_i, x_bar = torch.randn(3, D, generator=rng, dtype=torch.float64)
     admm = FedADMM(eta=ETA, alpha=alpha)
-    state = dataclasses.replace(admm.init_client(x0), x_i=x_i, z_i=z_i, x_hat_i=x_hat_i)
+    before = torch.tensor(3 * ETA, dtype=torch.float64)  # the penalty of its last visit
+    state = dataclasses.replace(admm.init_client(x0), x_i=x_i, z_i=z_i, eta=before)
     reply = admm.client_step(state, Broadcast(x_bar), Oracle(f, Exact()))
     received = alpha * x_bar + (1 - alpha) * x_i
     close(reply.state.z_i, z_i + ETA * (reply.x_i - received), 1e-12)
     close(reply.state.x_hat_i, reply.x_i + reply.state.z_i / ETA, 1e-12)
-    close(reply.message.delta_i, reply.state.x_hat_i - x_hat_i, 1e-12)
+    close(reply.message.delta_i, reply.state.x_hat_i - (x_i + z_i / (3 * ETA)), 1e-12)
     close(f.grad(reply.x_i) + z_i + ETA * (reply.x_i - received), torch.zeros(D), 1e-11)
     if alpha == 1:
-        own = dataclasses.replace(state, x_hat_i=x_i + z_i / ETA)
+        own = dataclasses.replace(state, eta=torch.tensor(ETA, dtype=torch.float64))
         delta = admm.client_step(own, Broadcast(x_bar), Oracle(f, Exact())).message.delta_i
         close(delta, 2 * reply.x_i - x_i - x_bar, 1e-12)
 
