@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lightning_fed.core.memory import Memory
+from lightning_fed.core.memory import Cost, Summary
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
@@ -105,13 +105,13 @@ class ClientEvaluation(FederatedCallback):
         columns = ["client", "examples", "visits"]
         columns += [f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")]
         columns += ["bytes_down", "bytes_up", "local_steps"]
-        rows, nothing = [], Memory(None)
+        rows, nothing = [], Summary(0, Cost())
         for cid in federation.client_ids:
             found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
-            memory = federation.store.get(cid) or nothing
-            facts = [str(cid), trainer.datamodule.num_examples(cid), memory.visits]
+            summary = federation.store.summary(cid) or nothing
+            facts = [str(cid), trainer.datamodule.num_examples(cid), summary.visits]
             measured = [value for e in found for value in (e.loss, e.accuracy)]
-            rows.append([*facts, *measured, memory.cost.bytes_down, memory.cost.bytes_up, memory.cost.steps])
+            rows.append([*facts, *measured, summary.cost.bytes_down, summary.cost.bytes_up, summary.cost.steps])
         columns_of_numbers = list(zip(columns, zip(*rows, strict=True), strict=True))[2:]
         known = {name: [float(v) for v in values if not math.isnan(v)] for name, values in columns_of_numbers}
         histograms = {f"clients/{name}": values for name, values in known.items() if values}

@@ -8,12 +8,13 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
-from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, tensors_of, with_tensors
+from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Summary, tensors_of, with_tensors
 from lightning_fed.core.round import Engine, Outcome, run_round
 
 
@@ -41,12 +42,12 @@ class Federation:
     def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
-        self.layout = Layout.of(module)
+        self.layouts = [Layout.of(module)]  # all that there have been; the last one is the present one
         self.algorithm = algorithm.bind(self.layout)
-        self.first = clones(parameters_of(module))
-        self.x0 = self.layout.flatten(self.first)
+        self.parameters = {name: (tuple(p.shape), p.dtype) for name, p in parameters_of(module).items()}
+        self.x0 = self.layout.flatten(parameters_of(module))
         self.server = self.algorithm.init_server(self.x0)
-        self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
+        self.store = MemoryStore(self.fresh, self._adapted, self._built)
         self.buffers = clones(buffers_of(module))
         self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
         self.rounds_done = -1 if algorithm.traits.full_start else 0
@@ -54,6 +55,15 @@ class Federation:
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
         self._pending: _Commit | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """Where each trained parameter lies in ``x``."""
+        return self.layouts[-1]
+
+    def fresh(self) -> Any:
+        """The state of a client in round 0."""
+        return self.algorithm.init_client(self.x0)
 
     @property
     def client_ids(self) -> list[ClientId]:
@@ -75,25 +85,33 @@ class Federation:
     def follow(self, module: nn.Module) -> None:
         """Take in parameters that were frozen or unfrozen since the last round.
 
-        A parameter that becomes trainable joins with the state of round 0: its value in the first model, no dual.
+        A parameter that becomes trainable joins with the state of round 0: the value that it has in the module, where
+        it has been frozen so far, and no dual. Clients' memories follow when they are read.
         """
         layout = Layout.of(module)
         if layout == self.layout:
             return
-        old, self.layout = self.layout, layout
+        old, first = self.layout, {**parameters_of(module), **self.layout.split(self.x0)}
+        self.layouts.append(layout)
         self.algorithm = self.algorithm.bind(layout)
-        parameters = parameters_of(module)
-        for name in self.moving.intersection(layout.names):
-            self.first[name] = parameters[name].clone()  # trained from here on: where it has moved to
         self.moving.difference_update(layout.names)
-        for name, value in old.split(self.server.x_bar).items():
-            if name not in layout.names:
-                self.first[name] = value.clone()  # frozen again: where it would go on from
-        self.x0 = layout.flatten(self.first)
+        self.x0 = layout.flatten(first)
         self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
-        blank = self.algorithm.init_client(self.x0)
-        memories = {cid: self.store[cid] for cid in self.store}
-        self.store.put({cid: replace(m, state=layout.transplant(old, m.state, blank)) for cid, m in memories.items()})
+
+    def _adapted(self, memory: Memory) -> Memory:
+        """A memory in the present layout; parameters that were not trained all the time since have that of round 0."""
+        now = len(self.layouts) - 1
+        if memory.layout == now:
+            return memory
+        old, between = self.layouts[memory.layout], self.layouts[memory.layout + 1 : now]
+        here = tree_map(lambda t: t.to(self.x0.device), memory.state)
+        state = self.layout.transplant(old, here, self.fresh(), between)
+        return replace(memory, state=tree_map(Tensor.cpu, state), layout=now)
+
+    def _built(self, tensors: Mapping[str, Tensor], layout: int) -> Any:
+        """A state in the layout that it was saved in, on the CPU."""
+        x = torch.zeros(self.layouts[layout].numel, dtype=self.x0.dtype)
+        return with_tensors(self.algorithm.init_client(x), tensors)
 
     def take_state(self, module: nn.Module) -> None:
         """Take in the module's buffers, and parameters that move untrained, as they are before a round."""
@@ -104,7 +122,7 @@ class Federation:
     def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork) -> Outcome:
         """Run a round, in which clients do ``work``, without moving anything."""
         exchanges = None if self.started else 1
-        fresh = self.algorithm.init_client(self.x0)  # one for all: states are never changed in place
+        fresh = self.fresh()  # one for all: states are never changed in place
         recall = partial(self.recall, fresh=fresh)
         broadcast = partial(self.algorithm.broadcast, work=work)
         return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, broadcast, exchanges)
@@ -113,7 +131,7 @@ class Federation:
         """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""
         found = self.store.get(cid)
         if found is None:
-            return self.store.fresh() if fresh is None else fresh
+            return self.fresh() if fresh is None else fresh
         return found.state if self._here else tree_map(lambda t: t.to(self.x0.device), found.state)
 
     @property
@@ -135,15 +153,12 @@ class Federation:
             kept: the same of clients who keep their own.
             steps: by how much the local time advances.
         """
-        memories = {}
+        memories, layout = {}, len(self.layouts) - 1
         for cid, state in outcome.states.items():
-            before, cost = self.store.get(cid), outcome.costs[cid]
-            memories[cid] = Memory(
-                state if self._here else tree_map(Tensor.cpu, state),
-                1 if before is None else before.visits + 1,
-                (kept or {}).get(cid, {}),
-                cost if before is None else before.cost + cost,
-            )
+            visits, spent = self.store.summary(cid) or Summary(0, Cost())
+            there = state if self._here else tree_map(Tensor.cpu, state)
+            own = (kept or {}).get(cid, {})
+            memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
         for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
         self._pending = _Commit(
@@ -162,7 +177,7 @@ class Federation:
             return
         self.store.put(done.memories)
         self.server, self.buffers = done.server, done.buffers
-        self.moving |= done.buffers.keys() & self.first.keys()
+        self.moving |= done.buffers.keys() & self.parameters.keys()
         self.rounds_done = done.rounds_done
         self.local_time = done.local_time
         self.cost = done.cost
@@ -174,8 +189,9 @@ class Federation:
             "algorithm": hyper_parameters(self.algorithm),
             "clients": self.client_ids,
             "examples": [self.examples[cid] for cid in self.client_ids],
-            "names": list(self.layout.names),
-            "first": {name: t.cpu() for name, t in self.first.items()},
+            "parameters": {name: list(shape) for name, (shape, _) in self.parameters.items()},
+            "layouts": [list(layout.names) for layout in self.layouts],
+            "x0": self.x0.cpu(),
             "server": tensors_of(self.server),
             "store": self.store.state_dict(),
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
@@ -189,14 +205,13 @@ class Federation:
         self.check(saved)
         self.weights = {cid: self.weights[cid] for cid in saved["clients"]}  # cohorts are drawn by position
         device = self.x0.device
-        self.first = {name: saved["first"][name].to(p) for name, p in self.first.items()}
-        self.layout = Layout.select(self.first, saved["names"])
+        self.layouts = [Layout.select(self.parameters, names) for names in saved["layouts"]]
         self.algorithm = self.algorithm.bind(self.layout)
-        self.x0 = self.layout.flatten(self.first)
+        self.x0 = saved["x0"].to(device, self.layout.dtype)
         self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
         self.store.load_state_dict(saved["store"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
-        self.moving = set(self.buffers.keys() & self.first.keys())
+        self.moving = set(self.buffers.keys() & self.parameters.keys())
         self.rounds_done = saved["rounds_done"]
         self.local_time = saved.get("local_time", 0)  # 0.1.0 kept none
         self.cost = Cost(*saved["cost"])
@@ -214,8 +229,8 @@ class Federation:
                 f"The checkpoint was made with {len(saved['clients'])} clients, this federation has"
                 f" {len(self.weights)}{_difference(saved['clients'], self.client_ids)}. Resume with the same clients."
             )
-        theirs_shapes = {name: tuple(t.shape) for name, t in saved["first"].items()}
-        our_shapes = {name: tuple(t.shape) for name, t in self.first.items()}
+        theirs_shapes = {name: tuple(shape) for name, shape in saved["parameters"].items()}
+        our_shapes = {name: shape for name, (shape, _) in self.parameters.items()}
         if theirs_shapes != our_shapes:
             raise ValueError(
                 f"The checkpoint was made with another model: its parameters are {_few(theirs_shapes)},"

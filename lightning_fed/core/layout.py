@@ -44,14 +44,14 @@ class Layout:
         whole = [name for name, p in params.items() if not p.is_floating_point()]
         if whole:
             raise ValueError(f"{_name(module)}.{whole[0]} is not real floating point, which the algorithms need.")
-        return cls.select(params, params)
+        return cls.select({name: (tuple(p.shape), p.dtype) for name, p in params.items()}, params)
 
     @classmethod
-    def select(cls, tensors: Mapping[str, Tensor], names: Iterable[str]) -> Layout:
-        """The layout of the named tensors, in that order."""
-        chosen = {name: tensors[name] for name in names}
-        dtype = reduce(torch.promote_types, (t.dtype for t in chosen.values()), torch.float32)
-        return cls(tuple(chosen), tuple(tuple(t.shape) for t in chosen.values()), dtype)
+    def select(cls, parameters: Mapping[str, tuple[tuple[int, ...], torch.dtype]], names: Iterable[str]) -> Layout:
+        """The layout of the named parameters, in that order, of which shapes and precisions are given."""
+        chosen = {name: parameters[name] for name in names}
+        dtype = reduce(torch.promote_types, (dtype for _, dtype in chosen.values()), torch.float32)
+        return cls(tuple(chosen), tuple(shape for shape, _ in chosen.values()), dtype)
 
     @property
     def numel(self) -> int:
@@ -66,15 +66,19 @@ class Layout:
         parts = torch.split(x, [math.prod(shape) for shape in self.shapes])
         return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
 
-    def transplant(self, old: Layout, state: T, fresh: T) -> T:
-        """``fresh``, a record in this layout, with what ``state``, a record in layout ``old``, knows already."""
+    def transplant(self, old: Layout, state: T, fresh: T, between: Iterable[Layout] = ()) -> T:
+        """``fresh``, a record in this layout, with what ``state``, a record in layout ``old``, knows already.
+
+        A parameter that was not trained in a layout ``between`` the two begins anew, as in ``fresh``.
+        """
+        lasting = set(self.names).intersection(old.names, *(layout.names for layout in between))
 
         def move(known: Tensor, blank: Tensor) -> Tensor:
             if known.shape != (old.numel,):
                 return known  # a counter, not a vector of parameters
             merged = blank.clone()
             source, target = old.split(known), self.split(merged)
-            for name in target.keys() & source.keys():
+            for name in lasting:
                 target[name].copy_(source[name])
             return merged
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,12 +37,33 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost."""
+    """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost.
+
+    ``layout`` numbers the layout that the state's vectors have: which parameters were trained at the client's visit.
+    """
 
     state: Any
     visits: int = 0
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     cost: Cost = Cost()
+    layout: int = 0
+
+    @property
+    def summary(self) -> Summary:
+        return Summary(self.visits, self.cost)
+
+
+class Summary(NamedTuple):
+    """What is known of a client without its vectors."""
+
+    visits: int
+    cost: Cost
+
+
+#: Makes a memory of the present layout.
+Adapt = Callable[[Memory], Memory]
+#: Makes a state of its tensors and the number of their layout.
+Build = Callable[[Mapping[str, Tensor], int], Any]
 
 
 class MemoryStore:
@@ -50,6 +71,11 @@ class MemoryStore:
 
     A client that never took part has no entry; it gets ``fresh()``, the state of round 0, whenever it is asked for.
     Entries are immutable and replaced whole, so putting the same memories twice changes nothing.
+
+    Args:
+        fresh: gives the state of round 0.
+        adapt: makes a memory of the present layout from one of an older layout, when it is read.
+        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
 
     >>> store = MemoryStore(fresh=lambda: "x0")
     >>> store["a"].state, store["a"].visits, len(store)
@@ -59,17 +85,25 @@ class MemoryStore:
     ('x1', ['a'])
     """
 
-    def __init__(self, fresh: Callable[[], Any]) -> None:
+    def __init__(self, fresh: Callable[[], Any], adapt: Adapt | None = None, build: Build | None = None) -> None:
         self.fresh = fresh
+        self._adapt = adapt or (lambda memory: memory)
+        self._build = build or (lambda tensors, layout: with_tensors(self.fresh(), tensors))
         self._memories: dict[ClientId, Memory] = {}
 
     def __getitem__(self, cid: ClientId) -> Memory:
-        found = self._memories.get(cid)
+        found = self.get(cid)
         return Memory(self.fresh()) if found is None else found
 
     def get(self, cid: ClientId) -> Memory | None:
         """The memory of a client, if it has taken part."""
-        return self._memories.get(cid)
+        found = self._memories.get(cid)
+        return None if found is None else self._adapt(found)
+
+    def summary(self, cid: ClientId) -> Summary | None:
+        """Visits and cost of a client, if it has taken part."""
+        found = self._memories.get(cid)
+        return None if found is None else found.summary
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._memories)
@@ -85,9 +119,14 @@ class MemoryStore:
         return {cid: _entry(memory) for cid, memory in self._memories.items()}
 
     def load_state_dict(self, saved: Mapping[ClientId, Mapping[str, Any]]) -> None:
-        blank = self.fresh()
         self._memories = {
-            cid: Memory(with_tensors(blank, entry["state"]), entry["visits"], entry["buffers"], Cost(*entry["cost"]))
+            cid: Memory(
+                self._build(entry["state"], entry["layout"]),
+                entry["visits"],
+                entry["buffers"],
+                Cost(*entry["cost"]),
+                entry["layout"],
+            )
             for cid, entry in saved.items()
         }
 
@@ -95,7 +134,8 @@ class MemoryStore:
 def _entry(memory: Memory) -> dict[str, Any]:
     buffers = {name: buffer.cpu() for name, buffer in memory.buffers.items()}
     cost = list(astuple(memory.cost))
-    return {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": buffers, "cost": cost}
+    known = {"state": tensors_of(memory.state), "visits": memory.visits, "buffers": buffers, "cost": cost}
+    return {**known, "layout": memory.layout}
 
 
 def tensors_of(state: Any) -> dict[str, Tensor]:

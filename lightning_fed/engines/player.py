@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from lightning_fed.core.federation import Federation
+from lightning_fed.core.heap import release_memory
 from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
@@ -55,6 +56,7 @@ class RoundPlayer:
         self.workspace: Workspace | None = None
         self._choice, self._warnings = choice, AttributeWarnings()
         self._step_sizes: StepSizePlan | None = None
+        self._frozen: Mapping[str, Tensor] = {}  # copies of frozen parameters
 
     def begin_fit(self, settings: RoundSettings) -> None:
         """Plan visits anew: data, limits and the global seed may be others in this fit."""
@@ -63,7 +65,8 @@ class RoundPlayer:
     def play(self, cohort: Sequence[ClientId]) -> Outcome:
         """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
         federation, before = self.federation, self.federation.rounds_done
-        workspace = self.workspace = Workspace(self.trainer)
+        workspace = self.workspace = Workspace(self.trainer, self._frozen)
+        self._frozen = workspace.state.frozen
         loop: Any = self.trainer.fit_loop.epoch_loop.client_loop
         kept = federation.store if self.settings.buffers == "local" else None
         alone = SequentialEngine(loop, workspace, federation.layout, before, kept)
@@ -77,6 +80,7 @@ class RoundPlayer:
         finally:
             federation.settle()
             self._hand_back(alone, schedule, committed=federation.rounds_done > before)
+            release_memory(federation.x0)
         return outcome
 
     def show_server(self) -> None:

@@ -97,7 +97,7 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
     data, store = trainer.datamodule, federation.store
     known = [cid for cid in data.split_ids(split) if cid in federation.weights]
-    seen = [cid for cid in known if (memory := store.get(cid)) is not None and memory.visits]
+    seen = [cid for cid in known if (summary := store.summary(cid)) is not None and summary.visits]
     own = {cid: federation.algorithm.local_model(federation.recall(cid)) for cid in seen}
     models = {cid: x_i for cid, x_i in own.items() if x_i is not None}
 

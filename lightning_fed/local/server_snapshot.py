@@ -68,12 +68,15 @@ class Workspace:
     All parameters are restored between clients, not only the trained ones, all buffers and all plain attributes: a
     reply must not depend on who was visited before. Optimisers start every visit without memory, schedulers where the
     server left them.
+
+    Args:
+        copies: of frozen parameters, made in an earlier round.
     """
 
-    def __init__(self, trainer: pl.Trainer) -> None:
+    def __init__(self, trainer: pl.Trainer, copies: Mapping[str, Tensor] | None = None) -> None:
         self.trainer, self.module = trainer, trainer.lightning_module
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self.state = ModuleState(self.module, [*trainer.optimizers, *schedulers])
+        self.state = ModuleState(self.module, [*trainer.optimizers, *schedulers], copies=copies)
         for optimizer in trainer.optimizers:
             self.state.attributes.note_optimizer(optimizer)
         self.schedule = Schedule.of(trainer)

@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 
 
 def primal_residual(federation: Federation, outcome: Outcome) -> float:
-    r"""Mean of :math:`\|x_i - \bar x\|` over all clients, or over the cohort where clients keep no model."""
-    x_bar, algorithm = federation.server.x_bar, federation.algorithm
-    n, seen = len(federation.weights), list(federation.store)
-    models = [algorithm.local_model(federation.recall(cid)) for cid in seen]
-    if models and models[0] is not None:
-        unseen = (n - len(seen)) * float((federation.x0 - x_bar).norm())
-        return (unseen + sum(float((x_i - x_bar).norm()) for x_i in models if x_i is not None)) / n
+    r"""Mean of :math:`\|x_i - \bar x\|` over the cohort, with the new :math:`\bar x`.
+
+    Over the cohort, not over all clients: it must not take longer the more clients have been visited.
+    """
+    x_bar = federation.server.x_bar
     distances = [float((x_i - x_bar).norm()) for x_i in outcome.local_models.values()]
     return sum(distances) / len(distances) if distances else float("nan")
 

@@ -196,14 +196,30 @@ class ModuleState:
 
     Args:
         outside, metrics: as of :class:`Attributes`.
+        copies: of frozen parameters, made before: those that still hold are used again. A large frozen model is copied
+            once in a run, not once in a round.
     """
 
-    def __init__(self, module: nn.Module, outside: Iterable[Any] = (), metrics: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        outside: Iterable[Any] = (),
+        metrics: bool = False,
+        copies: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.module = module
-        self.parameters = clones(parameters_of(module))
+        self._requires_grad = {name: p.requires_grad for name, p in module.named_parameters()}
+        self.parameters = {
+            name: _copy(value, None if self._requires_grad[name] else (copies or {}).get(name))
+            for name, value in parameters_of(module).items()
+        }
         self.buffers = clones(buffers_of(module))
         self.attributes = Attributes(module, outside, metrics)
-        self._requires_grad = {name: p.requires_grad for name, p in module.named_parameters()}
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Copies of the parameters that are not trained."""
+        return {name: value for name, value in self.parameters.items() if not self._requires_grad[name]}
 
     def restore(self, state: Mapping[str, Tensor] | None = None) -> None:
         """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
@@ -221,6 +237,13 @@ class ModuleState:
             name: now[name] for name in frozen if name in now and not same_numbers(now[name], self.parameters[name])
         }
         return clones({**buffers_of(self.module), **moved})
+
+
+def _copy(value: Tensor, made_before: Tensor | None) -> Tensor:
+    """A copy of a parameter; the one that was made before, if the parameter has not changed since."""
+    if made_before is not None and made_before.dtype == value.dtype and same_numbers(made_before, value):
+        return made_before
+    return value.detach().clone()
 
 
 def restore_state(module: nn.Module, values: Mapping[str, Tensor]) -> None:

@@ -75,7 +75,7 @@ def test_a_saved_store_is_made_of_plain_tensors_and_numbers():
     store = store_of()
     store.put({"a": Memory(store["a"].state, 1)})
     saved = store.state_dict()["a"]
-    assert saved.keys() == {"state", "visits", "buffers", "cost"}
+    assert saved.keys() == {"state", "visits", "buffers", "cost", "layout"}
     assert saved["state"].keys() == {"x_i", "z_i", "eta"}
     assert all(type(value) is torch.Tensor and not value.requires_grad for value in saved["state"].values())
 
