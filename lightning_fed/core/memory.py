@@ -37,12 +37,16 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost."""
+    """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost.
+
+    ``layout`` numbers the layout of the flat vectors that the state was written in.
+    """
 
     state: Any
     visits: int = 0
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     cost: Cost = Cost()
+    layout: int = 0
 
 
 class MemoryStore:

@@ -1,0 +1,97 @@
+"""Read records ahead and write large ones while clients train; one thread each."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from lightning_fed.core.memory import Memory
+from lightning_fed.store.index import Row
+from lightning_fed.store.records import Location, Record, read
+
+
+class ReadAhead:
+    """Records that are read before they are asked for, at most ``most`` bytes (and at least one record) at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._thread = ThreadPoolExecutor(1, "store-read")
+        self._waiting: deque[tuple[bytes, Location]] = deque()
+        self._reading: dict[bytes, tuple[Location, Future[Record]]] = {}
+
+    def ask(self, wanted: Iterable[tuple[bytes, Location]]) -> None:
+        """Read these next; what was read for an earlier call and not taken is dropped."""
+        self.forget()
+        self._waiting.extend(wanted)
+        self._go_on()
+
+    def take(self, key: bytes, location: Location) -> Record | None:
+        """The record of this place, if it was read ahead or is being read."""
+        found = self._reading.pop(key, None)
+        if found is None:
+            return None
+        self._go_on()
+        if found[0] != location:
+            found[1].cancel()
+            return None
+        return found[1].result()
+
+    def forget(self) -> None:
+        """Drop what waits and what was read."""
+        self._waiting.clear()
+        for _, future in self._reading.values():
+            future.cancel()
+        self._reading.clear()
+
+    def quiesce(self) -> None:
+        """Wait until nothing is being read."""
+        wait([future for _, future in self._reading.values()])
+
+    def close(self) -> None:
+        self.forget()
+        self._thread.shutdown()
+
+    def _go_on(self) -> None:
+        held = sum(location.length for location, _ in self._reading.values())
+        while self._waiting and (not self._reading or held + self._waiting[0][1].length <= self.most):
+            key, location = self._waiting.popleft()
+            self._reading[key] = location, self._thread.submit(read, location)
+            held += location.length
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A record that is being written before its commit."""
+
+    memory: weakref.ref[Memory]
+    record: Record | None  # a small one, which is written with its commit
+    written: Future[Row] | None  # a large one
+
+
+class WriteBehind:
+    """Large records that are written before their commit, at most ``most`` waiting at a time."""
+
+    def __init__(self, write: Callable[[Record], Row], most: int = 2) -> None:
+        self._write, self._most = write, most
+        self._thread = ThreadPoolExecutor(1, "store-write")
+        self._unfinished: list[Future[Row]] = []
+
+    def submit(self, record: Record) -> Future[Row]:
+        """Write a record in the background; wait first while too many others are unfinished."""
+        while len(self._unfinished) >= self._most:
+            wait(self._unfinished[:1])
+            self._unfinished = [future for future in self._unfinished if not future.done()]
+        future = self._thread.submit(self._write, record)
+        self._unfinished.append(future)
+        return future
+
+    def quiesce(self) -> None:
+        """Wait until nothing is being written."""
+        wait(self._unfinished)
+        self._unfinished.clear()
+
+    def close(self) -> None:
+        self._thread.shutdown()

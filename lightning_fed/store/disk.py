@@ -1,0 +1,311 @@
+"""Client memories on disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_fed.core.memory import ClientId, Cost, Memory, with_tensors
+from lightning_fed.store import durable
+from lightning_fed.store.background import ReadAhead, Staged, WriteBehind
+from lightning_fed.store.cache import Recent
+from lightning_fed.store.commit import commit, discard
+from lightning_fed.store.files import is_large, key_of_record, location_of, write_alone
+from lightning_fed.store.identity import SERVER, cid_of, key_of
+from lightning_fed.store.index import Index, Row
+from lightning_fed.store.lease import Lease
+from lightning_fed.store.records import Location, Record, read
+from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
+
+Build = Callable[[Mapping[str, Tensor], int], Any]
+
+_OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_OF_PARENTS: list[Any] = []
+
+
+class Summary(NamedTuple):
+    """What the index knows of a client, without its tensors."""
+
+    visits: int
+    cost: Cost
+    bytes: int
+    round: int
+    layout: int
+
+
+class DiskStore:
+    """Client memories in a folder, of which one commit after the other is durable as a whole.
+
+    Has the methods of ``MemoryStore``. Belongs to the process and thread that opened it; a forked child may only
+    read records by their :meth:`locate`.
+
+    Args:
+        folder: made if it is not there; one writer at a time.
+        fresh: the state of round 0.
+        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
+        cache_bytes: most bytes of recent records in RAM; as much again may be read ahead.
+        new: start empty, whatever the folder holds.
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> folder, fresh = Path(mkdtemp()), lambda: FedADMM().init_client(torch.zeros(2))
+    >>> with DiskStore(folder, fresh) as store:
+    ...     store.commit(1, {"a": Memory(fresh(), visits=1)}, server={"x_bar": torch.ones(2)})
+    >>> with DiskStore(folder, fresh) as store:
+    ...     store.round, list(store), store["a"].visits, store.server()
+    (1, ['a'], 1, {'x_bar': tensor([1., 1.])})
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        fresh: Callable[[], Any],
+        *,
+        build: Build | None = None,
+        cache_bytes: int = 2**28,
+        new: bool = False,
+    ) -> None:
+        self.folder, self.fresh = Path(folder), fresh
+        self._build = build or (lambda tensors, layout: with_tensors(self.fresh(), tensors))
+        self._lease = Lease(self.folder)
+        self._pid = os.getpid()
+        try:
+            if new:
+                clear(self.folder)
+            self._records = durable.make_folder(self.folder / "records")
+            self._index = Index(self.folder / "index.sqlite3")
+            self._sweep()
+        except BaseException:
+            self._lease.release()
+            raise
+        self._recent = Recent(cache_bytes)
+        self._ahead = ReadAhead(cache_bytes)
+        self._behind = WriteBehind(lambda record: write_alone(self._records, record))
+        self._staged: dict[ClientId, Staged] = {}
+        self._open = True
+        _OPEN.add(self)
+
+    # ---- what MemoryStore has
+
+    def __getitem__(self, cid: ClientId) -> Memory:
+        found = self.get(cid)
+        return Memory(self.fresh()) if found is None else found
+
+    def get(self, cid: ClientId) -> Memory | None:
+        """The memory of a client, if it has taken part."""
+        row = self._here().find(key_of(cid))
+        if row is None:
+            return None
+        record = self._record(row)
+        state = self._build(record.tensors, record.layout)
+        return Memory(state, record.visits, record.buffers, record.cost, record.layout)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (cid_of(row.key) for row in self._here().rows())
+
+    def __len__(self) -> int:
+        return self._here().count()
+
+    def put(self, memories: Mapping[ClientId, Memory]) -> None:
+        """Commit memories without a new round."""
+        self.commit(self.round or 0, memories)
+
+    # ---- rounds
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of the two newest commits, the older first."""
+        return self._here().rounds
+
+    @property
+    def round(self) -> int | None:
+        """The round of the newest commit."""
+        return next(reversed(self.rounds), None)
+
+    def server(self) -> Mapping[str, Tensor] | None:
+        """What the newest commit with a server said of it."""
+        row = self._here().find(SERVER)
+        return None if row is None else self._record(row).tensors
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None:
+        """Read these clients' records in the background, in this order, ahead of :meth:`get`."""
+        found = ((key, self._here().find(key)) for key in map(key_of, cids))
+        missing = [(k, r) for k, r in found if r is not None and self._recent.find(k, r.digest) is None]
+        self._ahead.ask((key, location_of(self._records, row)) for key, row in missing)
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
+        """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
+        self._here()
+        record = Record.of(cid, memory, round)
+        large = is_large(record)
+        written = self._behind.submit(record) if large else None
+        self._staged[cid] = Staged(weakref.ref(memory), None if large else record, written)
+
+    def commit(
+        self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Move to the next manifest: all memories and the server together. To redo a commit changes nothing.
+
+        Args:
+            memories: the new ones; None takes what was staged.
+            server: the server's tensors, if they are to be kept here.
+        """
+        index = self._here()
+        try:
+            entries = self._entries(round, memories, server)
+            rows = commit(self._records, index, round, entries)
+        finally:
+            self._drop_staged()
+        for record in entries:
+            if isinstance(record, Record) and (row := rows.get(key_of_record(record))) is not None:
+                self._recent.keep(row.key, row.digest, record)
+
+    def roll_back(self) -> None:
+        """Return to the older of the two newest commits."""
+        for name in self._here().roll_back():
+            durable.remove(self._records / name)
+        self._ahead.forget()
+
+    # ---- without tensors
+
+    def summary(self, cid: ClientId) -> Summary | None:
+        """Visits, cost and bytes of a client that has taken part."""
+        row = self._here().find(key_of(cid))
+        return None if row is None else _summary(row)
+
+    def summaries(self) -> Iterator[tuple[ClientId, Summary]]:
+        """Visits, cost and bytes of all clients that have taken part."""
+        return ((cid_of(row.key), _summary(row)) for row in self._here().rows())
+
+    def locate(self, cid: ClientId) -> Location | None:
+        """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
+        row = self._here().find(key_of(cid))
+        return None if row is None else location_of(self._records, row)
+
+    # ---- files
+
+    def check_space(self, bytes: int) -> None:
+        """Refuse with the sum if ``bytes`` more do not fit the disk."""
+        free = shutil.disk_usage(self.folder).free
+        if bytes > free:
+            raise OSError(errno.ENOSPC, f"{self.folder} needs {bytes:,} bytes, but its disk has only {free:,} left")
+
+    def snapshot(self, folder: Path | str) -> dict[str, Any]:
+        """Make a folder that holds the newest commit, by links to its records; return its manifest."""
+        return make_snapshot(self._here(), self._records, Path(folder))
+
+    @classmethod
+    def restore(cls, snapshot: Path | str, folder: Path | str, fresh: Callable[[], Any], **options: Any) -> DiskStore:
+        """A new store in ``folder``, whatever it holds, that starts from a snapshot."""
+        with Lease(Path(folder)):
+            clear(Path(folder))
+            copy_snapshot(Path(snapshot), Path(folder))
+        return cls(folder, fresh, **options)
+
+    def quiesce(self) -> None:
+        """Wait until no thread of the store is at work, so that the process may fork."""
+        self._here()
+        self._behind.quiesce()
+        self._ahead.quiesce()
+
+    def close(self) -> None:
+        """Drop what was staged and let others write; may be called twice."""
+        if not self._open or self._pid != os.getpid():
+            return
+        self._ahead.close()
+        self._behind.close()
+        self._drop_staged()
+        self._open = False
+        self._index.close()
+        self._lease.release()
+
+    def __enter__(self) -> DiskStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- within
+
+    def _here(self) -> Index:
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"The store in {self.folder} belongs to process {self._pid}; this is its child {os.getpid()}."
+                " Locate records before the fork, and read them by their locations."
+            )
+        if not self._open:
+            raise RuntimeError(f"The store in {self.folder} is closed.")
+        return self._index
+
+    def _record(self, row: Row) -> Record:
+        location = location_of(self._records, row)
+        found = self._recent.find(row.key, row.digest)
+        if found is None:
+            found = self._ahead.take(row.key, location) or read(location)
+            self._recent.keep(row.key, row.digest, found)
+        return found
+
+    def _entries(
+        self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None
+    ) -> list[Record | Row]:
+        entries: list[Record | Row] = []
+        for cid, memory in memories.items():
+            entries.append(self._staged_entry(cid, memory, round) or Record.of(cid, self._given(cid, memory), round))
+        if server is not None:
+            entries.append(Record(None, round, server))
+        return entries
+
+    def _staged_entry(self, cid: ClientId, memory: Memory | None, round: int) -> Record | Row | None:
+        staged = self._staged.get(cid)
+        if staged is None or (memory is not None and staged.memory() is not memory):
+            return None
+        entry = staged.record if staged.written is None else staged.written.result()
+        return entry if entry is not None and entry.round == round else None
+
+    @staticmethod
+    def _given(cid: ClientId, memory: Memory | None) -> Memory:
+        if memory is None:
+            raise ValueError(f"Client {cid!r} was not staged for this round, so its memory must be given.")
+        return memory
+
+    def _drop_staged(self) -> None:
+        """Remove the files of records that were staged, but are not what was committed."""
+        staged, self._staged = self._staged, {}
+        for future in [entry.written for entry in staged.values() if entry.written is not None]:
+            if future.exception() is None:
+                discard(self._records, self._index, [future.result().file])
+
+    def _sweep(self) -> None:
+        """Remove files that no manifest names: temporaries, staged and superseded records."""
+        named = self._index.files()
+        for entry in os.scandir(self._records):
+            if entry.name not in named:
+                durable.remove(Path(entry.path))
+
+
+def clear(folder: Path) -> None:
+    """Remove a store from its folder, the index first: without it the rest is garbage."""
+    for name in ("index.sqlite3", "index.sqlite3-wal", "index.sqlite3-shm"):
+        durable.remove(folder / name)
+    durable.sync_folder(folder)
+    durable.remove_folder(folder / "records")
+
+
+def _summary(row: Row) -> Summary:
+    return Summary(row.visits, row.cost, row.length, row.round, row.layout)
+
+
+def _leave_to_parent() -> None:
+    # a child that closed the connection, if only by forgetting it, would meddle with its parent's database
+    _OF_PARENTS.extend(store._index for store in _OPEN)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
