@@ -1,10 +1,11 @@
 """What clients remember, kept on disk; and checkpoint files that are whole or absent."""
 
 from lightning_fed.store.checkpoint_file import DamagedCheckpointError, read_sealed, seal, verify, write_sealed
+from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.disk import DiskStore, Summary
 from lightning_fed.store.durable import WriteError
 from lightning_fed.store.lease import Lease, LeaseError
-from lightning_fed.store.records import DamagedRecordError, Location, Record, read
+from lightning_fed.store.records import Location, Record, read
 from lightning_fed.store.snapshots import verify_snapshot
 
 __all__ = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -43,7 +45,7 @@ class Recent:
         self.drop(key)
         if record.bytes > self.most:
             return
-        self._entries[key] = digest, record
+        self._entries[key] = digest, _compact(record)
         self.bytes += record.bytes
         while self.bytes > self.most:
             self.drop(next(iter(self._entries)))
@@ -54,6 +56,13 @@ class Recent:
             self.bytes -= found[1].bytes
 
 
-def detached(tensor: Tensor) -> Tensor:
-    """A tensor that keeps no more memory alive than its own."""
-    return tensor if tensor.untyped_storage().nbytes() <= tensor.nbytes else tensor.clone()
+def _compact(record: Record) -> Record:
+    """A record whose tensors keep no more memory alive than their own: a client's row of a stack is copied."""
+    tensors = (*record.tensors.values(), *record.buffers.values())
+    if all(tensor.untyped_storage().nbytes() <= tensor.nbytes for tensor in tensors):
+        return record
+    return replace(record, tensors=_copies(record.tensors), buffers=_copies(record.buffers))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

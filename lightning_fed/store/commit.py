@@ -7,14 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from lightning_fed.store import durable
-from lightning_fed.store.files import is_large, key_of_record, read_raw, write_alone, write_segment
-from lightning_fed.store.index import Index, Moved, Row
+from lightning_fed.store.files import Segments, is_large, key_of_record, read_raw, row_of, write_alone
+from lightning_fed.store.index import Index
 from lightning_fed.store.records import Encoded, Record, encode
+from lightning_fed.store.schema import Moved, Row
 
 _LEAST_MOVED = 2**20  # bytes of old records that a commit may move, however small it is itself
 
 
-def commit(folder: Path, index: Index, round: int, entries: Sequence[Record | Row]) -> dict[bytes, Row]:
+def commit(index: Index, segments: Segments, round: int, entries: Sequence[Record | Row]) -> dict[bytes, Row]:
     """Make ``entries`` the newest records of their clients; return their rows by key.
 
     A Row stands for a record that is on disk already. If anything fails, nothing has changed. To redo a commit
@@ -26,16 +27,18 @@ def commit(folder: Path, index: Index, round: int, entries: Sequence[Record | Ro
     if index.rounds[-1:] == [round] and all(_is_living(index, key, digest) for key, digest in digests.items()):
         return {}
     files = {row.file: row.length for row in written}
+    folder = segments.folder
     try:
         rows = written + _write_large(folder, files, fresh)
-        small, moved = _write_small(folder, index, round, files, fresh)
+        if files:
+            durable.sync_folder(folder)
+        small, moved = _write_small(index, segments, files, fresh)
         rows += small
-        durable.sync_folder(folder)
         empty = index.commit(round, rows, files, moved)
     except BaseException:
-        discard(folder, index, files)
+        discard(folder, index, files.keys() - {segments.name})
         raise
-    discard(folder, index, empty)
+    remove_empty(segments, index, empty)
     return {row.key: row for row in rows}
 
 
@@ -54,17 +57,32 @@ def _write_large(folder: Path, files: dict[str, int], fresh: Iterable[tuple[Reco
 
 
 def _write_small(
-    folder: Path, index: Index, round: int, files: dict[str, int], fresh: Iterable[tuple[Record, Encoded]]
+    index: Index, segments: Segments, files: dict[str, int], fresh: Iterable[tuple[Record, Encoded]]
 ) -> tuple[list[Row], list[tuple[str, Moved]]]:
-    """Write one segment: the small records, and what is left of hollow segments."""
+    """Append the small records, and some that are left in hollow segments, to the open segment."""
     small = [(record, encoded) for record, encoded in fresh if not is_large(record)]
     budget = max(_LEAST_MOVED, 2 * sum(encoded.length for _, encoded in small))
-    kept = [found for name, held in index.hollow(budget) for found in read_raw(folder, name, held) or ()]
+    hollow = index.hollow(budget, segments.name)
+    kept = [found for name, held in hollow for found in read_raw(segments.folder, name, held)]
     if not small and not kept:
         return [], []
-    name, rows, places = write_segment(folder, round, small, kept)
-    files[name] = sum(row.length for row in rows) + sum(place.length for place in places)
-    return rows, [(name, place) for place in places]
+    name, at = segments.append([b for _, e in small for b in e.buffers] + [raw for _, raw in kept])
+    rows, moved = [], []
+    for record, encoded in small:
+        rows.append(row_of(record, encoded, name, at))
+        at += encoded.length
+    for old, _ in kept:
+        moved.append((name, old._replace(start=at)))
+        at += old.length
+    files[name] = segments.size()
+    return rows, moved
+
+
+def remove_empty(segments: Segments, index: Index, names: Iterable[str]) -> None:
+    """Remove files that hold no record any more; nothing more is appended to them."""
+    if segments.name in names:
+        segments.close()
+    discard(segments.folder, index, names)
 
 
 def discard(folder: Path, index: Index, names: Iterable[str]) -> None:

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_fed.core.memory import ClientId, Cost, Memory, with_tensors
-from lightning_fed.store import durable
-from lightning_fed.store.background import ReadAhead, Staged, WriteBehind
 from lightning_fed.store.cache import Recent
-from lightning_fed.store.commit import commit, discard
-from lightning_fed.store.files import is_large, key_of_record, location_of, write_alone
+from lightning_fed.store.commit import commit, remove_empty
+from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
 from lightning_fed.store.identity import SERVER, cid_of, key_of
-from lightning_fed.store.index import Index, Row
+from lightning_fed.store.index import Index
 from lightning_fed.store.lease import Lease
+from lightning_fed.store.read_ahead import ReadAhead
 from lightning_fed.store.records import Location, Record, read
+from lightning_fed.store.schema import Row
 from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
+from lightning_fed.store.staging import Staging
 
 Build = Callable[[Mapping[str, Tensor], int], Any]
 
@@ -78,18 +79,16 @@ class DiskStore:
         self._lease = Lease(self.folder)
         self._pid = os.getpid()
         try:
-            if new:
-                clear(self.folder)
-            self._records = durable.make_folder(self.folder / "records")
+            self._records = prepare(self.folder, new)
             self._index = Index(self.folder / "index.sqlite3")
-            self._sweep()
+            sweep(self._records, self._index.files())
         except BaseException:
             self._lease.release()
             raise
         self._recent = Recent(cache_bytes)
         self._ahead = ReadAhead(cache_bytes)
-        self._behind = WriteBehind(lambda record: write_alone(self._records, record))
-        self._staged: dict[ClientId, Staged] = {}
+        self._segments = Segments(self._records)
+        self._staging = Staging(self._records)
         self._open = True
         _OPEN.add(self)
 
@@ -144,10 +143,7 @@ class DiskStore:
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
         """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
         self._here()
-        record = Record.of(cid, memory, round)
-        large = is_large(record)
-        written = self._behind.submit(record) if large else None
-        self._staged[cid] = Staged(weakref.ref(memory), None if large else record, written)
+        self._staging.stage(cid, memory, round)
 
     def commit(
         self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None = None
@@ -161,17 +157,16 @@ class DiskStore:
         index = self._here()
         try:
             entries = self._entries(round, memories, server)
-            rows = commit(self._records, index, round, entries)
+            rows = commit(index, self._segments, round, entries)
         finally:
-            self._drop_staged()
+            self._staging.drop(index)
         for record in entries:
             if isinstance(record, Record) and (row := rows.get(key_of_record(record))) is not None:
                 self._recent.keep(row.key, row.digest, record)
 
     def roll_back(self) -> None:
         """Return to the older of the two newest commits."""
-        for name in self._here().roll_back():
-            durable.remove(self._records / name)
+        remove_empty(self._segments, self._here(), self._here().roll_back())
         self._ahead.forget()
 
     # ---- without tensors
@@ -213,7 +208,7 @@ class DiskStore:
     def quiesce(self) -> None:
         """Wait until no thread of the store is at work, so that the process may fork."""
         self._here()
-        self._behind.quiesce()
+        self._staging.quiesce()
         self._ahead.quiesce()
 
     def close(self) -> None:
@@ -221,9 +216,10 @@ class DiskStore:
         if not self._open or self._pid != os.getpid():
             return
         self._ahead.close()
-        self._behind.close()
-        self._drop_staged()
+        self._staging.close()
+        self._staging.drop(self._index)
         self._open = False
+        self._segments.close()
         self._index.close()
         self._lease.release()
 
@@ -258,45 +254,16 @@ class DiskStore:
     ) -> list[Record | Row]:
         entries: list[Record | Row] = []
         for cid, memory in memories.items():
-            entries.append(self._staged_entry(cid, memory, round) or Record.of(cid, self._given(cid, memory), round))
+            entries.append(self._staging.entry(cid, memory, round) or Record.of(cid, self._given(cid, memory), round))
         if server is not None:
             entries.append(Record(None, round, server))
         return entries
-
-    def _staged_entry(self, cid: ClientId, memory: Memory | None, round: int) -> Record | Row | None:
-        staged = self._staged.get(cid)
-        if staged is None or (memory is not None and staged.memory() is not memory):
-            return None
-        entry = staged.record if staged.written is None else staged.written.result()
-        return entry if entry is not None and entry.round == round else None
 
     @staticmethod
     def _given(cid: ClientId, memory: Memory | None) -> Memory:
         if memory is None:
             raise ValueError(f"Client {cid!r} was not staged for this round, so its memory must be given.")
         return memory
-
-    def _drop_staged(self) -> None:
-        """Remove the files of records that were staged, but are not what was committed."""
-        staged, self._staged = self._staged, {}
-        for future in [entry.written for entry in staged.values() if entry.written is not None]:
-            if future.exception() is None:
-                discard(self._records, self._index, [future.result().file])
-
-    def _sweep(self) -> None:
-        """Remove files that no manifest names: temporaries, staged and superseded records."""
-        named = self._index.files()
-        for entry in os.scandir(self._records):
-            if entry.name not in named:
-                durable.remove(Path(entry.path))
-
-
-def clear(folder: Path) -> None:
-    """Remove a store from its folder, the index first: without it the rest is garbage."""
-    for name in ("index.sqlite3", "index.sqlite3-wal", "index.sqlite3-shm"):
-        durable.remove(folder / name)
-    durable.sync_folder(folder)
-    durable.remove_folder(folder / "records")
 
 
 def _summary(row: Row) -> Summary:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, cast
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,6 +66,47 @@ def write(path: Path, buffers: Iterable[Buffer], *, sync: bool = True) -> int:
     return sum(len(view) for view in views)
 
 
+def create(path: Path) -> BinaryIO:
+    """Make a file that is appended to; its name is durable.
+
+    >>> from tempfile import mkdtemp
+    >>> create(Path(mkdtemp()) / "a").close()
+    """
+    try:
+        file = path.open("xb", buffering=0)
+    except OSError as error:
+        raise WriteError.of(path, 0, error) from error
+    point("create: made")
+    sync_folder(path.parent)
+    return cast(BinaryIO, file)
+
+
+def append(descriptor: int, path: Path, buffers: Iterable[Buffer]) -> int:
+    """Write behind the end of a file, durably; return where. On any error the file is as long as before.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "a"
+    >>> with path.open("ab") as file:
+    ...     append(file.fileno(), path, [b"one"]), append(file.fileno(), path, [b"two"])
+    (0, 3)
+    """
+    joined = b"".join(buffers)
+    start = os.lseek(descriptor, 0, os.SEEK_END)
+    try:
+        point("append: begin")
+        _write_all(descriptor, memoryview(joined))
+        point("append: written")
+        _sync_file(descriptor)
+    except BaseException as error:
+        with suppress(OSError):
+            os.ftruncate(descriptor, start)
+        if isinstance(error, OSError):
+            raise WriteError.of(path, len(joined), error) from error
+        raise
+    point("append: synced")
+    return start
+
+
 def _write_all(descriptor: int, view: memoryview) -> None:
     while len(view):
         view = view[os.write(descriptor, view) :]
@@ -103,9 +145,13 @@ def complete(path: Path, size: int = 0, *, sync: bool = True) -> Iterator[Path]:
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync_file(descriptor)
     finally:
         os.close(descriptor)
+
+
+# syncs size and data, but not the times of a file, which no one needs
+_sync_file = getattr(os, "fdatasync", os.fsync)
 
 
 def sync_folder(folder: Path) -> None:
@@ -168,13 +214,27 @@ def link(source: Path, target: Path) -> bool:
     return True
 
 
+def cut(path: Path, size: int) -> None:
+    """Cut off what a killed process left behind the end of a file that is appended to.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "a"
+    >>> _ = path.write_bytes(b"onetw"); cut(path, 3); path.read_bytes()
+    b'one'
+    """
+    if path.stat().st_size > size:
+        os.truncate(path, size)
+        point("cut: done")
+
+
 def remove(path: Path) -> None:
     """Remove a file, if it is there. The removal may be undone by a power failure: only garbage is removed.
 
     >>> remove(Path("not there"))
     """
-    path.unlink(missing_ok=True)
-    point("remove: done")
+    with suppress(FileNotFoundError):
+        path.unlink()
+        point("remove: done")
 
 
 def remove_folder(folder: Path) -> None:

@@ -1,24 +1,27 @@
-"""Write records into files: large ones alone, the small ones of a commit together in one segment."""
+"""Write records into files: a large one alone, the small ones of a commit together behind the end of a segment."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import astuple
-from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.store import durable
+from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.identity import SERVER, cid_of, key_of, name_of
-from lightning_fed.store.index import Moved, Row
 from lightning_fed.store.records import Encoded, Location, Record, encode
+from lightning_fed.store.schema import Moved, Row
 
 LARGE = 2**20  # bytes from which a record has a file of its own
+SEGMENT = 2**24  # bytes from which nothing more is appended to a segment
 
-_NAME = re.compile(r"[0-9a-f]+-[0-9-]*[0-9a-f]+\.(safetensors|segment)")
+_NAME = re.compile(r"[0-9a-f]+(-[0-9a-f-]+\.safetensors|\.segment)")
 
 
 def is_large(record: Record) -> bool:
@@ -38,33 +41,50 @@ def write_alone(folder: Path, record: Record, encoded: Encoded | None = None) ->
     return row_of(record, encoded, name, 0)
 
 
-def write_segment(
-    folder: Path, round: int, fresh: Sequence[tuple[Record, Encoded]], moved: Sequence[tuple[Moved, bytes]]
-) -> tuple[str, list[Row], list[Moved]]:
-    """Write small records, and those of hollow segments, as one file; return its name and where each lies."""
-    digests = [encoded.digest for _, encoded in fresh] + [old.digest for old, _ in moved]
-    name = f"{sha256(b''.join(digests)).hexdigest()[:32]}-{round}-{len(digests)}.segment"
-    buffers: list[durable.Buffer] = []
-    rows, places, at = [], [], 0
-    for record, encoded in fresh:
-        rows.append(row_of(record, encoded, name, at))
-        buffers += encoded.buffers
-        at += encoded.length
-    for old, raw in moved:
-        places.append(old._replace(start=at))
-        buffers.append(raw)
-        at += len(raw)
-    durable.write(folder / name, [b"".join(buffers)], sync=False)
-    return name, rows, places
+class Segments:
+    """The segment that small records are appended to: one sync per commit, and few files to link in a snapshot.
+
+    Only the store that made a segment appends to it. Where a segment has a second name in a snapshot, or is linked
+    into a store that was restored from one, it only grows behind what their indices name.
+
+    >>> from tempfile import mkdtemp
+    >>> segments = Segments(Path(mkdtemp()))
+    >>> [start for _, start in (segments.append([b"one"]), segments.append([b"two"]))]
+    [0, 3]
+    >>> segments.close()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = ""  # of the segment that is open
+        self._file: BinaryIO | None = None
+
+    def append(self, buffers: Iterable[durable.Buffer]) -> tuple[str, int]:
+        """Write buffers durably one behind the other; return the name of the file and where they begin."""
+        if self._file is not None and os.fstat(self._file.fileno()).st_size >= SEGMENT:
+            self.close()
+        if self._file is None:
+            self.name = f"{secrets.token_hex(16)}.segment"
+            self._file = durable.create(self.folder / self.name)
+        return self.name, durable.append(self._file.fileno(), self.folder / self.name, buffers)
+
+    def size(self) -> int:
+        """Bytes of the open segment, those that a failed commit left behind included."""
+        return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
+
+    def close(self) -> None:
+        """Append nothing more to the open segment."""
+        if self._file is not None:
+            self._file.close()
+        self._file, self.name = None, ""
 
 
-def read_raw(folder: Path, name: str, held: Iterable[Moved]) -> list[tuple[Moved, bytes]] | None:
-    """The bytes of records of one segment, unverified: their checksums go with them. None if they cannot be had."""
+def read_raw(folder: Path, name: str, held: Iterable[Moved]) -> list[tuple[Moved, bytes]]:
+    """The bytes of records of one segment, unverified: their checksums go with them. Those that are cut off stay."""
     with suppress(OSError), (folder / name).open("rb") as file:
         found = [(old, os.pread(file.fileno(), old.length, old.start)) for old in held]
-        if all(len(raw) == old.length for old, raw in found):
-            return found
-    return None
+        return [(old, raw) for old, raw in found if len(raw) == old.length]
+    return []
 
 
 def row_of(record: Record, encoded: Encoded, file: str, start: int) -> Row:
@@ -88,3 +108,37 @@ def key_of_record(record: Record) -> bytes:
     (b's:a', b'server')
     """
     return SERVER if record.client is None else key_of(record.client)
+
+
+def prepare(folder: Path, new: bool = False) -> Path:
+    """Make a folder ready for an index; return the folder of its records, which is empty unless there is an index.
+
+    >>> from tempfile import mkdtemp
+    >>> prepare(Path(mkdtemp())).name
+    'records'
+    """
+    index = folder / "index.sqlite3"
+    if new or not index.exists():
+        clear(folder)
+    records = durable.make_folder(folder / "records")
+    if index.exists() and index.stat().st_size == 0 and any(records.iterdir()):
+        raise DamagedRecordError(index, "index", "it is empty, but there are records")
+    return records
+
+
+def sweep(folder: Path, named: Mapping[str, int]) -> None:
+    """Remove what no manifest names: temporaries, staged and superseded records, tails of segments."""
+    durable.remove(durable.temporary(folder.parent / "index.sqlite3"))
+    for entry in os.scandir(folder):
+        if entry.name not in named:
+            durable.remove(Path(entry.path))
+        elif entry.name.endswith(".segment") and entry.stat().st_nlink == 1:  # else a snapshot may name the tail
+            durable.cut(Path(entry.path), named[entry.name])
+
+
+def clear(folder: Path) -> None:
+    """Remove a store from its folder, the index first: without it the rest is garbage."""
+    for name in ("index.sqlite3", "index.sqlite3-wal", "index.sqlite3-shm"):
+        durable.remove(folder / name)
+    durable.sync_folder(folder)
+    durable.remove_folder(folder / "records")

@@ -6,68 +6,24 @@ including, ``died``. The two newest manifests are kept; one transaction moves fr
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from lightning_fed.core.memory import Cost
 from lightning_fed.store import durable
+from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.identity import SERVER
+from lightning_fed.store.schema import JOINED, ROW, TABLES, VERSION, Moved, Row
 
-VERSION = 1
-
-_TABLES = f"""
-PRAGMA user_version = {VERSION};
-CREATE TABLE manifests (number INTEGER PRIMARY KEY, round INTEGER NOT NULL);
-CREATE TABLE clients (number INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE);
-CREATE TABLE files (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, bytes INTEGER NOT NULL,
-    alive INTEGER NOT NULL);
-CREATE INDEX hollow ON files (alive) WHERE alive * 2 < bytes;
-CREATE TABLE records (number INTEGER PRIMARY KEY, client INTEGER NOT NULL, file INTEGER NOT NULL,
-    start INTEGER NOT NULL, length INTEGER NOT NULL, digest BLOB NOT NULL, round INTEGER NOT NULL,
-    visits INTEGER NOT NULL, bytes_down INTEGER NOT NULL, bytes_up INTEGER NOT NULL, steps INTEGER NOT NULL,
-    gradients INTEGER NOT NULL, layout INTEGER NOT NULL, born INTEGER NOT NULL, died INTEGER);
-CREATE INDEX living ON records (client) WHERE died IS NULL;
-CREATE INDEX dead ON records (died) WHERE died IS NOT NULL;
-CREATE INDEX held ON records (file);
-"""
-_ROW = (
-    "clients.key, files.name, start, length, digest, records.round, visits, bytes_down, bytes_up, steps, gradients,"
-    " layout"
-)
-_JOINED = "records JOIN clients ON clients.number = client JOIN files ON files.number = file"
-
-
-class Row(NamedTuple):
-    """One record as the index knows it."""
-
-    key: bytes
-    file: str
-    start: int
-    length: int
-    digest: bytes
-    round: int
-    visits: int
-    bytes_down: int
-    bytes_up: int
-    steps: int
-    gradients: int
-    layout: int
-
-    @property
-    def cost(self) -> Cost:
-        return Cost(self.bytes_down, self.bytes_up, self.steps, self.gradients)
-
-
-class Moved(NamedTuple):
-    """A record that a commit moves to another file."""
-
-    number: int
-    start: int
-    length: int
-    digest: bytes
+_REFUSALS = {
+    "SQLITE_FULL": errno.ENOSPC,
+    "SQLITE_READONLY": errno.EROFS,
+    "SQLITE_PERM": errno.EACCES,
+    "SQLITE_CANTOPEN": errno.EACCES,
+    "SQLITE_IOERR": errno.EIO,
+}
 
 
 class VersionError(RuntimeError):
@@ -96,7 +52,12 @@ class Index:
         try:
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
+            self.connection.execute("PRAGMA wal_autocheckpoint = 4000")
             self._make()
+            self._check()
+        except sqlite3.DatabaseError as error:
+            self.connection.close()
+            raise self._failure(error) from error
         except BaseException:
             self.connection.close()
             raise
@@ -113,21 +74,44 @@ class Index:
         version = self.connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             with self._transaction():
-                for statement in filter(None, map(str.strip, _TABLES.split(";"))):
+                for statement in filter(None, map(str.strip, TABLES.split(";"))):
                     self.connection.execute(statement)
         elif version != VERSION:
             raise VersionError(f"{self.path} has format version {version}, this program reads {VERSION}.")
 
+    def _check(self) -> None:
+        """Compare the living records with the sum that the newest manifest noted of them."""
+        (found,) = self.connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise DamagedRecordError(self.path, "index", str(found))
+        noted = self.connection.execute("SELECT sum FROM manifests ORDER BY number DESC LIMIT 1").fetchone()
+        total = 0
+        for row in self.rows(server=True):
+            total ^= row.sum()
+        if total != (0 if noted is None else int.from_bytes(noted[0], "little")):
+            raise DamagedRecordError(self.path, "index", "its records are not those that its newest manifest counted")
+
+    def _failure(self, error: sqlite3.Error) -> Exception:
+        """What an error of SQLite means for the store: the disk refused, or the file is damaged."""
+        name = getattr(error, "sqlite_errorname", "")
+        for prefix, number in _REFUSALS.items():
+            if name.startswith(prefix):
+                size = self.path.stat().st_size if self.path.exists() else 0
+                return durable.WriteError.of(self.path, size, OSError(number, str(error)))
+        return DamagedRecordError(self.path, "index", str(error))
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self.connection.execute("BEGIN IMMEDIATE")
         try:
+            self.connection.execute("BEGIN IMMEDIATE")
             yield
             durable.point("index: before commit")
             self.connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
+            if isinstance(error, sqlite3.DatabaseError):
+                raise self._failure(error) from error
             raise
         durable.point("index: committed")
 
@@ -138,13 +122,13 @@ class Index:
 
     def find(self, key: bytes) -> Row | None:
         """The living record of a client."""
-        query = f"SELECT {_ROW} FROM {_JOINED} WHERE clients.key = ? AND died IS NULL"
+        query = f"SELECT {ROW} FROM {JOINED} WHERE clients.key = ? AND died IS NULL"
         found = self.connection.execute(query, (key,)).fetchone()
         return None if found is None else Row(*found)
 
     def rows(self, *, server: bool = False) -> Iterator[Row]:
         """All living records of clients (and of the server), in the order of their first visits."""
-        query = f"SELECT {_ROW} FROM {_JOINED} WHERE died IS NULL AND clients.key != ? ORDER BY client"
+        query = f"SELECT {ROW} FROM {JOINED} WHERE died IS NULL AND clients.key != ? ORDER BY client"
         yield from map(Row._make, self.connection.execute(query, (b"" if server else SERVER,)))
 
     def count(self) -> int:
@@ -161,14 +145,17 @@ class Index:
         """All files that a kept manifest names, with their sizes."""
         return dict(self.connection.execute("SELECT name, bytes FROM files"))
 
-    def hollow(self, most: int) -> Iterator[tuple[str, list[Moved]]]:
-        """Segments less than half alive, the emptiest first, up to ``most`` bytes alive; and the records they hold."""
-        query = "SELECT number, name, alive FROM files WHERE alive * 2 < bytes AND alive <= ? ORDER BY alive LIMIT 100"
-        for number, name, alive in self.connection.execute(query, (most,)).fetchall():
-            if (most := most - alive) < 0:
-                return
-            held = "SELECT number, start, length, digest FROM records WHERE file = ? ORDER BY start"
-            yield name, [Moved(*found) for found in self.connection.execute(held, (number,))]
+    def hollow(self, most: int, but: str) -> Iterator[tuple[str, list[Moved]]]:
+        """Records of segments less than half alive, up to ``most`` bytes; none of the file ``but``."""
+        query = "SELECT number, name FROM files WHERE alive * 2 < bytes AND name != ? ORDER BY alive LIMIT 10"
+        for number, name in self.connection.execute(query, (but,)).fetchall():
+            held = "SELECT number, start, length, digest FROM records WHERE file = ?"
+            chosen = []
+            for found in map(Moved._make, self.connection.execute(held, (number,))):
+                if (most := most - found.length) < 0:
+                    break
+                chosen.append(found)
+            yield name, chosen
 
     def commit(
         self, round: int, rows: Sequence[Row], files: dict[str, int], moved: Iterable[tuple[str, Moved]]
@@ -181,20 +168,32 @@ class Index:
             moved: records of older files with the new file and place of each.
         """
         with self._transaction():
-            (last,) = self.connection.execute("SELECT max(number) FROM manifests").fetchone()
-            now = 0 if last is None else last + 1
-            self.connection.execute("INSERT INTO manifests VALUES (?, ?)", (now, round))
+            newest = "SELECT number, sum FROM manifests ORDER BY number DESC LIMIT 1"
+            last, before = self.connection.execute(newest).fetchone() or (-1, b"")
+            now, total = last + 1, self._changed(int.from_bytes(before, "little"), rows)
+            self.connection.execute(
+                "INSERT INTO manifests VALUES (?, ?, ?)", (now, round, total.to_bytes(32, "little"))
+            )
             self.connection.execute("DELETE FROM manifests WHERE number < ?", (now - 1,))
             self.connection.executemany(
-                "INSERT INTO files (name, bytes, alive) VALUES (?, ?, 0) ON CONFLICT DO NOTHING", files.items()
+                "INSERT INTO files (name, bytes, alive) VALUES (?, ?, 0)"
+                " ON CONFLICT DO UPDATE SET bytes = excluded.bytes",
+                files.items(),
             )
-            for name, record in moved:
-                self._move(name, record)
+            emptied = [self._move(name, record) for name, record in moved]
             for row in rows:
                 self._add(row, now)
-            return self._forget(now - 1)
+            return self._forget(now - 1) + [name for name in emptied if name is not None]
 
-    def _move(self, name: str, record: Moved) -> None:
+    def _changed(self, total: int, rows: Sequence[Row]) -> int:
+        """The sum over the living records once ``rows`` have taken the places of their clients' older ones."""
+        for row in rows:
+            older = self.find(row.key)
+            total ^= row.sum() ^ (0 if older is None else older.sum())
+        return total
+
+    def _move(self, name: str, record: Moved) -> str | None:
+        """Let a record lie in another file; return the name of its old one if that holds none any more."""
         change = "UPDATE files SET alive = alive + ? WHERE"
         (old,) = self.connection.execute("SELECT file FROM records WHERE number = ?", (record.number,)).fetchone()
         self.connection.execute(f"{change} number = ?", (-record.length, old))
@@ -203,7 +202,7 @@ class Index:
             "UPDATE records SET file = (SELECT number FROM files WHERE name = ?), start = ? WHERE number = ?",
             (name, record.start, record.number),
         )
-        self.connection.execute("DELETE FROM files WHERE number = ? AND alive = 0", (old,))
+        return self._drop_file(old)
 
     def _add(self, row: Row, now: int) -> None:
         self.connection.execute("INSERT INTO clients (key) VALUES (?) ON CONFLICT DO NOTHING", (row.key,))
@@ -227,11 +226,18 @@ class Index:
         for number, file, length in dead:
             self.connection.execute("DELETE FROM records WHERE number = ?", (number,))
             self.connection.execute("UPDATE files SET alive = alive - ? WHERE number = ?", (length, file))
-            gone = self.connection.execute(
-                "DELETE FROM files WHERE number = ? AND alive = 0 RETURNING name", (file,)
-            ).fetchone()
-            empty += gone or ()
+            if (gone := self._drop_file(file)) is not None:
+                empty.append(gone)
         return empty
+
+    def _drop_file(self, number: int) -> str | None:
+        """Forget a file that holds no record any more; return its name."""
+        query = "SELECT name FROM files WHERE number = ? AND alive = 0"
+        if (found := self.connection.execute(query, (number,)).fetchone()) is None:
+            return None
+        self.connection.execute("DELETE FROM files WHERE number = ?", (number,))
+        name: str = found[0]
+        return name
 
     def roll_back(self) -> list[str]:
         """Return to the older of the two kept manifests; return the files that are not named any more."""

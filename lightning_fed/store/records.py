@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.memory import ClientId, Cost, Memory, tensors_of
+from lightning_fed.store.damage import DamagedRecordError, owner
 
 VERSION = 1
 
@@ -32,30 +33,6 @@ _DTYPES = {
     "BOOL": torch.bool, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class DamagedRecordError(RuntimeError):
-    """A record is not what was written; the message names file, client and part.
-
-    >>> str(DamagedRecordError(Path("a"), "x_i", "checksum differs", client="7", round=3))
-    "a is damaged (client '7', round 3): x_i: checksum differs"
-    """
-
-    def __init__(
-        self, path: Path, part: str, what: str, client: ClientId | None = None, round: int | None = None
-    ) -> None:
-        self.path, self.part, self.what, self.client, self.round = path, part, what, client, round
-        whose = "" if round is None else f" ({_owner(client)}, round {round})"
-        super().__init__(f"{path} is damaged{whose}: {part}: {what}")
-
-
-def _owner(client: ClientId | None) -> str:
-    return "server" if client is None else f"client {_shortened(client)}"
-
-
-def _shortened(client: ClientId) -> str:
-    text = ascii(client) if isinstance(client, str) else repr(client)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +193,7 @@ class _Reading:
         where = self.location
         client, round = json.loads(metadata["client"]), json.loads(metadata["round"])
         if (client, round) != (where.client, where.round) or type(client) is not type(where.client):
-            raise self._damage("identity", f"this is the record of {_owner(client)}, round {round}")
+            raise self._damage("identity", f"this is the record of {owner(client)}, round {round}")
         if digest != where.digest:
             raise self._damage("identity", "this is another record of the same client and round")
         if length != where.length:

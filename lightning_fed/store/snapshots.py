@@ -10,9 +10,10 @@ from typing import Any
 
 from lightning_fed.core.cache import digest_of
 from lightning_fed.store import durable
+from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.files import location_of
 from lightning_fed.store.index import Index
-from lightning_fed.store.records import DamagedRecordError, read
+from lightning_fed.store.records import read
 
 VERSION = 1
 MANIFEST = "manifest.json"

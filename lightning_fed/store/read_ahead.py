@@ -1,15 +1,11 @@
-"""Read records ahead and write large ones while clients train; one thread each."""
+"""Read records in a thread before they are asked for."""
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
-from lightning_fed.core.memory import Memory
-from lightning_fed.store.index import Row
 from lightning_fed.store.records import Location, Record, read
 
 
@@ -60,38 +56,3 @@ class ReadAhead:
             key, location = self._waiting.popleft()
             self._reading[key] = location, self._thread.submit(read, location)
             held += location.length
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A record that is being written before its commit."""
-
-    memory: weakref.ref[Memory]
-    record: Record | None  # a small one, which is written with its commit
-    written: Future[Row] | None  # a large one
-
-
-class WriteBehind:
-    """Large records that are written before their commit, at most ``most`` waiting at a time."""
-
-    def __init__(self, write: Callable[[Record], Row], most: int = 2) -> None:
-        self._write, self._most = write, most
-        self._thread = ThreadPoolExecutor(1, "store-write")
-        self._unfinished: list[Future[Row]] = []
-
-    def submit(self, record: Record) -> Future[Row]:
-        """Write a record in the background; wait first while too many others are unfinished."""
-        while len(self._unfinished) >= self._most:
-            wait(self._unfinished[:1])
-            self._unfinished = [future for future in self._unfinished if not future.done()]
-        future = self._thread.submit(self._write, record)
-        self._unfinished.append(future)
-        return future
-
-    def quiesce(self) -> None:
-        """Wait until nothing is being written."""
-        wait(self._unfinished)
-        self._unfinished.clear()
-
-    def close(self) -> None:
-        self._thread.shutdown()
