@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from lightning_fed.store.schema import Moved, Row
 _LEAST_MOVED = 2**20  # bytes of old records that a commit may move, however small it is itself
 
 
-def commit(index: Index, segments: Segments, round: int, entries: Sequence[Record | Row]) -> dict[bytes, Row]:
+def commit(
+    index: Index, segments: Segments, round: int, entries: Sequence[Record | Row], removed: Sequence[bytes] = ()
+) -> dict[bytes, Row]:
     """Make ``entries`` the newest records of their clients; return their rows by key.
 
     A Row stands for a record that is on disk already. If anything fails, nothing has changed. To redo a commit
@@ -24,7 +26,7 @@ def commit(index: Index, segments: Segments, round: int, entries: Sequence[Recor
     fresh = [(entry, encode(entry)) for entry in entries if isinstance(entry, Record)]
     written = [entry for entry in entries if isinstance(entry, Row)]
     digests = {key_of_record(r): e.digest for r, e in fresh} | {row.key: row.digest for row in written}
-    if index.rounds[-1:] == [round] and all(_is_living(index, key, digest) for key, digest in digests.items()):
+    if index.rounds[-1:] == [round] and _is_done(index, digests, removed):
         return {}
     files = {row.file: row.length for row in written}
     folder = segments.folder
@@ -34,7 +36,7 @@ def commit(index: Index, segments: Segments, round: int, entries: Sequence[Recor
             durable.sync_folder(folder)
         small, moved = _write_small(index, segments, files, fresh)
         rows += small
-        empty = index.commit(round, rows, files, moved)
+        empty = index.commit(round, rows, files, moved, removed)
     except BaseException:
         discard(folder, index, files.keys() - {segments.name})
         raise
@@ -42,9 +44,9 @@ def commit(index: Index, segments: Segments, round: int, entries: Sequence[Recor
     return {row.key: row for row in rows}
 
 
-def _is_living(index: Index, key: bytes, digest: bytes) -> bool:
-    row = index.find(key)
-    return row is not None and row.digest == digest
+def _is_done(index: Index, digests: Mapping[bytes, bytes], removed: Sequence[bytes]) -> bool:
+    found = {key: index.find(key) for key in (*digests, *removed)}
+    return {key: row.digest for key, row in found.items() if row is not None} == digests
 
 
 def _write_large(folder: Path, files: dict[str, int], fresh: Iterable[tuple[Record, Encoded]]) -> list[Row]:

@@ -80,7 +80,7 @@ class DiskStore:
         self._pid = os.getpid()
         try:
             self._records = prepare(self.folder, new)
-            self._index = Index(self.folder / "index.sqlite3")
+            self._index = Index.open(self.folder / "index.sqlite3")
             sweep(self._records, self._index.files())
         except BaseException:
             self._lease.release()
@@ -146,18 +146,23 @@ class DiskStore:
         self._staging.stage(cid, memory, round)
 
     def commit(
-        self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None = None
+        self,
+        round: int,
+        memories: Mapping[ClientId, Memory | None],
+        server: Mapping[str, Tensor] | None = None,
+        removed: Iterable[ClientId] = (),
     ) -> None:
         """Move to the next manifest: all memories and the server together. To redo a commit changes nothing.
 
         Args:
             memories: the new ones; None takes what was staged.
             server: the server's tensors, if they are to be kept here.
+            removed: clients that are to be forgotten.
         """
         index = self._here()
         try:
             entries = self._entries(round, memories, server)
-            rows = commit(index, self._segments, round, entries)
+            rows = commit(index, self._segments, round, entries, [key_of(cid) for cid in removed])
         finally:
             self._staging.drop(index)
         for record in entries:

@@ -6,114 +6,65 @@ including, ``died``. The two newest manifests are kept; one transaction moves fr
 
 from __future__ import annotations
 
-import errno
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lightning_fed.store import durable
 from lightning_fed.store.damage import DamagedRecordError
+from lightning_fed.store.database import Database
 from lightning_fed.store.identity import SERVER
-from lightning_fed.store.schema import JOINED, ROW, TABLES, VERSION, Moved, Row
+from lightning_fed.store.schema import JOINED, ROW, Moved, Row
 
-_REFUSALS = {
-    "SQLITE_FULL": errno.ENOSPC,
-    "SQLITE_READONLY": errno.EROFS,
-    "SQLITE_PERM": errno.EACCES,
-    "SQLITE_CANTOPEN": errno.EACCES,
-    "SQLITE_IOERR": errno.EIO,
-}
-
-
-class VersionError(RuntimeError):
-    """A store was written by another version of this program."""
+_PAGE = 1000
 
 
 class Index:
     """The database; used by one process and one thread only.
 
     >>> from tempfile import mkdtemp
-    >>> index = Index(Path(mkdtemp()) / "index.sqlite3")
+    >>> index = Index.open(Path(mkdtemp()) / "index.sqlite3")
     >>> row = Row(b"s:a", "f", 0, 8, b"digest", 3, 1, 0, 0, 0, 0, 0)
-    >>> index.commit(3, [row], {"f": 8}, [])
+    >>> index.commit(3, [row], {"f": 8})
     []
     >>> index.find(b"s:a").round, index.rounds
     (3, [3])
     >>> index.close()
     """
 
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            for ending in ("-wal", "-shm"):  # of another database: SQLite would replay it
-                durable.remove(path.with_name(path.name + ending))
-        self.path = path
-        self.connection = sqlite3.connect(path, isolation_level=None)
+    def __init__(self, database: Database) -> None:
+        self.database, self.connection = database, database.connection
+
+    @classmethod
+    def open(cls, path: Path) -> Index:
+        """The index in this file, checked; an empty one if there is no file."""
+        index = cls(Database.create(path))
         try:
-            self.connection.execute("PRAGMA journal_mode = WAL")
-            self.connection.execute("PRAGMA synchronous = FULL")
-            self.connection.execute("PRAGMA wal_autocheckpoint = 4000")
-            self._make()
-            self._check()
-        except sqlite3.DatabaseError as error:
-            self.connection.close()
-            raise self._failure(error) from error
-        except BaseException:
-            self.connection.close()
+            index._check()
+        except BaseException as error:
+            index.close()
+            if isinstance(error, sqlite3.DatabaseError):
+                raise index.database.failure(error) from error
             raise
+        return index
 
     @classmethod
     def of_snapshot(cls, path: Path) -> Index:
-        """A database that is only read, and beside which nothing is written."""
-        index = cls.__new__(cls)
-        index.path = path
-        index.connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-        return index
-
-    def _make(self) -> None:
-        version = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            with self._transaction():
-                for statement in filter(None, map(str.strip, TABLES.split(";"))):
-                    self.connection.execute(statement)
-        elif version != VERSION:
-            raise VersionError(f"{self.path} has format version {version}, this program reads {VERSION}.")
+        """The index of a snapshot, only to be read."""
+        return cls(Database.of_snapshot(path))
 
     def _check(self) -> None:
         """Compare the living records with the sum that the newest manifest noted of them."""
         (found,) = self.connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
-            raise DamagedRecordError(self.path, "index", str(found))
+            raise DamagedRecordError(self.database.path, "index", str(found))
         noted = self.connection.execute("SELECT sum FROM manifests ORDER BY number DESC LIMIT 1").fetchone()
         total = 0
         for row in self.rows(server=True):
             total ^= row.sum()
         if total != (0 if noted is None else int.from_bytes(noted[0], "little")):
-            raise DamagedRecordError(self.path, "index", "its records are not those that its newest manifest counted")
-
-    def _failure(self, error: sqlite3.Error) -> Exception:
-        """What an error of SQLite means for the store: the disk refused, or the file is damaged."""
-        name = getattr(error, "sqlite_errorname", "")
-        for prefix, number in _REFUSALS.items():
-            if name.startswith(prefix):
-                size = self.path.stat().st_size if self.path.exists() else 0
-                return durable.WriteError.of(self.path, size, OSError(number, str(error)))
-        return DamagedRecordError(self.path, "index", str(error))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            self.connection.execute("BEGIN IMMEDIATE")
-            yield
-            durable.point("index: before commit")
-            self.connection.execute("COMMIT")
-        except BaseException as error:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            if isinstance(error, sqlite3.DatabaseError):
-                raise self._failure(error) from error
-            raise
-        durable.point("index: committed")
+            raise DamagedRecordError(
+                self.database.path, "index", "its records are not those that its newest manifest counted"
+            )
 
     @property
     def rounds(self) -> list[int]:
@@ -127,9 +78,15 @@ class Index:
         return None if found is None else Row(*found)
 
     def rows(self, *, server: bool = False) -> Iterator[Row]:
-        """All living records of clients (and of the server), in the order of their first visits."""
-        query = f"SELECT {ROW} FROM {JOINED} WHERE died IS NULL AND clients.key != ? ORDER BY client"
-        yield from map(Row._make, self.connection.execute(query, (b"" if server else SERVER,)))
+        """All living records of clients (and of the server), in the order of their first visits.
+
+        They are read a page at a time, so that no reading is under way when the caller commits between two of them.
+        """
+        query = f"SELECT client, {ROW} FROM {JOINED} WHERE died IS NULL AND client > ? ORDER BY client LIMIT {_PAGE}"
+        last = 0
+        while found := self.connection.execute(query, (last,)).fetchall():
+            last = found[-1][0]
+            yield from (Row(*rest) for _, *rest in found if server or rest[0] != SERVER)
 
     def count(self) -> int:
         """How many clients have a living record."""
@@ -158,7 +115,12 @@ class Index:
             yield name, chosen
 
     def commit(
-        self, round: int, rows: Sequence[Row], files: dict[str, int], moved: Iterable[tuple[str, Moved]]
+        self,
+        round: int,
+        rows: Sequence[Row],
+        files: Mapping[str, int],
+        moved: Iterable[tuple[str, Moved]] = (),
+        removed: Sequence[bytes] = (),
     ) -> list[str]:
         """Move to the next manifest in one transaction; return the files that no kept manifest names any more.
 
@@ -166,11 +128,12 @@ class Index:
             rows: the records that are new.
             files: the files that are new, with their sizes.
             moved: records of older files with the new file and place of each.
+            removed: keys of clients that are to have no record any more.
         """
-        with self._transaction():
+        with self.database.transaction():
             newest = "SELECT number, sum FROM manifests ORDER BY number DESC LIMIT 1"
             last, before = self.connection.execute(newest).fetchone() or (-1, b"")
-            now, total = last + 1, self._changed(int.from_bytes(before, "little"), rows)
+            now, total = last + 1, self._changed(int.from_bytes(before, "little"), rows, removed)
             self.connection.execute(
                 "INSERT INTO manifests VALUES (?, ?, ?)", (now, round, total.to_bytes(32, "little"))
             )
@@ -181,16 +144,24 @@ class Index:
                 files.items(),
             )
             emptied = [self._move(name, record) for name, record in moved]
+            for key in (*removed, *(row.key for row in rows)):
+                self._end(key, now)
             for row in rows:
                 self._add(row, now)
             return self._forget(now - 1) + [name for name in emptied if name is not None]
 
-    def _changed(self, total: int, rows: Sequence[Row]) -> int:
+    def _changed(self, total: int, rows: Sequence[Row], removed: Sequence[bytes]) -> int:
         """The sum over the living records once ``rows`` have taken the places of their clients' older ones."""
+        for key in (*removed, *(row.key for row in rows)):
+            if (older := self.find(key)) is not None:
+                total ^= older.sum()
         for row in rows:
-            older = self.find(row.key)
-            total ^= row.sum() ^ (0 if older is None else older.sum())
+            total ^= row.sum()
         return total
+
+    def _end(self, key: bytes, now: int) -> None:
+        query = "UPDATE records SET died = ? WHERE died IS NULL AND client = (SELECT number FROM clients WHERE key = ?)"
+        self.connection.execute(query, (now, key))
 
     def _move(self, name: str, record: Moved) -> str | None:
         """Let a record lie in another file; return the name of its old one if that holds none any more."""
@@ -209,7 +180,6 @@ class Index:
         (client,) = self.connection.execute("SELECT number FROM clients WHERE key = ?", (row.key,)).fetchone()
         (file,) = self.connection.execute("SELECT number FROM files WHERE name = ?", (row.file,)).fetchone()
         self.connection.execute("UPDATE files SET alive = alive + ? WHERE number = ?", (row.length, file))
-        self.connection.execute("UPDATE records SET died = ? WHERE client = ? AND died IS NULL", (now, client))
         self.connection.execute(
             f"INSERT INTO records VALUES (NULL, {', '.join('?' * 13)}, NULL)", (client, file, *row[2:], now)
         )
@@ -241,7 +211,7 @@ class Index:
 
     def roll_back(self) -> list[str]:
         """Return to the older of the two kept manifests; return the files that are not named any more."""
-        with self._transaction():
+        with self.database.transaction():
             numbers = [n for (n,) in self.connection.execute("SELECT number FROM manifests ORDER BY number")]
             if len(numbers) < 2:
                 raise ValueError("There is no older manifest to return to.")
@@ -254,13 +224,8 @@ class Index:
 
     def copy(self, path: Path) -> dict[str, int]:
         """Write the newest manifest alone as a database of its own, in one file; return the files that it names."""
-        copied = Index.__new__(Index)
-        durable.remove(path)
-        copied.path, copied.connection = path, sqlite3.connect(path, isolation_level=None)
+        copied = Index(Database.copy_of(self.database, path))
         try:
-            self.connection.backup(copied.connection)
-            copied.connection.execute("PRAGMA journal_mode = MEMORY")  # the caller makes the file durable
-            copied.connection.execute("PRAGMA synchronous = OFF")
             copied.drop_older()
             return copied.files()
         finally:
@@ -268,10 +233,11 @@ class Index:
 
     def drop_older(self) -> list[str]:
         """Keep the newest manifest alone; return the files that are not named any more."""
-        with self._transaction():
+        with self.database.transaction():
             (newest,) = self.connection.execute("SELECT max(number) FROM manifests").fetchone()
             self.connection.execute("DELETE FROM manifests WHERE number < ?", (newest,))
             return self._forget(-1 if newest is None else newest)
 
     def close(self) -> None:
-        self.connection.close()
+        """Close the database."""
+        self.database.close()

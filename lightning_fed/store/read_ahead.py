@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from lightning_fed.store.records import Location, Record, read
 
@@ -44,7 +44,7 @@ class ReadAhead:
 
     def quiesce(self) -> None:
         """Wait until nothing is being read."""
-        wait([future for _, future in self._reading.values()])
+        self._thread.submit(int).result()  # the thread works in order, so all before has been done
 
     def close(self) -> None:
         self.forget()

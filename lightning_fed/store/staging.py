@@ -31,7 +31,7 @@ class Staging:
     >>> import torch
     >>> from lightning_fed.algorithms import FedADMM
     >>> folder, memory = Path(mkdtemp()), Memory(FedADMM().init_client(torch.zeros(2**18)), visits=1)
-    >>> index, staging = Index(folder / "index.sqlite3"), Staging(folder)
+    >>> index, staging = Index.open(folder / "index.sqlite3"), Staging(folder)
     >>> staging.stage("a", memory, round=3)
     >>> staging.entry("a", None, round=4), staging.entry("a", memory, round=3).visits
     (None, 1)
@@ -82,7 +82,7 @@ class Staging:
 
     def quiesce(self) -> None:
         """Wait until nothing is being written."""
-        wait(self._unfinished)
+        self._thread.submit(int).result()  # the thread works in order
         self._unfinished.clear()
 
     def close(self) -> None:

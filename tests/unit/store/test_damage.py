@@ -19,7 +19,7 @@ from lightning_fed.store import (
     verify_snapshot,
     write_sealed,
 )
-from lightning_fed.store.index import VersionError
+from lightning_fed.store.database import VersionError
 
 CASES = 2000 if os.environ.get("LIGHTNING_FED_SOAK") else 150
 
