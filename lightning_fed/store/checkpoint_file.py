@@ -131,7 +131,13 @@ def _digest(path: Path, size: int, text: bytes) -> str:
 
 
 def verify(path: Path | str) -> None:
-    """Raise DamagedCheckpointError if a file is not what :func:`write_sealed` wrote."""
+    """Raise DamagedCheckpointError if a file is not what :func:`write_sealed` wrote.
+
+    >>> verify("nowhere.ckpt")
+    Traceback (most recent call last):
+        ...
+    lightning_fed.store.checkpoint_file.DamagedCheckpointError: nowhere.ckpt is damaged: No such file or directory
+    """
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -162,6 +168,12 @@ def _why_unsealed(begin: bytes, tail: bytes) -> str:
 
 
 def read_sealed(path: Path | str) -> Any:
-    """Verify a checkpoint and load it on the CPU; nothing in it is executed."""
+    """Verify a checkpoint and load it on the CPU; nothing in it is executed.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "last.ckpt"
+    >>> write_sealed({"epoch": 3}, path); read_sealed(path)
+    {'epoch': 3}
+    """
     verify(path)
     return torch.load(path, map_location="cpu", weights_only=True)

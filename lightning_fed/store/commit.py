@@ -22,6 +22,14 @@ def commit(
 
     A Row stands for a record that is on disk already. If anything fails, nothing has changed. To redo a commit
     changes nothing.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> index, segments = Index.open(folder / "index.sqlite3"), Segments(folder)
+    >>> record = Record("a", 3, {}, visits=1)
+    >>> list(commit(index, segments, 3, [record])), list(commit(index, segments, 3, [record]))
+    ([b's:a'], [])
+    >>> segments.close(); index.close()
     """
     fresh = [(entry, encode(entry)) for entry in entries if isinstance(entry, Record)]
     written = [entry for entry in entries if isinstance(entry, Row)]

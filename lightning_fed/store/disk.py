@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.core.memory import ClientId, Cost, Memory, with_tensors
-from lightning_fed.store.cache import Recent
+from lightning_fed.core.memory import ClientId, Memory, with_tensors
 from lightning_fed.store.commit import commit, remove_empty
 from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
 from lightning_fed.store.identity import SERVER, cid_of, key_of
 from lightning_fed.store.index import Index
 from lightning_fed.store.lease import Lease
-from lightning_fed.store.read_ahead import ReadAhead
-from lightning_fed.store.records import Location, Record, read
-from lightning_fed.store.schema import Row
+from lightning_fed.store.reader import Reader
+from lightning_fed.store.records import Location, Record
+from lightning_fed.store.schema import Row, Summary
 from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
+from lightning_fed.store.space import check_space
 from lightning_fed.store.staging import Staging
 
 Build = Callable[[Mapping[str, Tensor], int], Any]
 
 _OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
 _OF_PARENTS: list[Any] = []
-
-
-class Summary(NamedTuple):
-    """What the index knows of a client, without its tensors."""
-
-    visits: int
-    cost: Cost
-    bytes: int
-    round: int
-    layout: int
 
 
 class DiskStore:
@@ -85,8 +73,7 @@ class DiskStore:
         except BaseException:
             self._lease.release()
             raise
-        self._recent = Recent(cache_bytes)
-        self._ahead = ReadAhead(cache_bytes)
+        self._reader = Reader(self._records, cache_bytes)
         self._segments = Segments(self._records)
         self._staging = Staging(self._records)
         self._open = True
@@ -103,7 +90,7 @@ class DiskStore:
         row = self._here().find(key_of(cid))
         if row is None:
             return None
-        record = self._record(row)
+        record = self._reader.record(row)
         state = self._build(record.tensors, record.layout)
         return Memory(state, record.visits, record.buffers, record.cost, record.layout)
 
@@ -132,13 +119,12 @@ class DiskStore:
     def server(self) -> Mapping[str, Tensor] | None:
         """What the newest commit with a server said of it."""
         row = self._here().find(SERVER)
-        return None if row is None else self._record(row).tensors
+        return None if row is None else self._reader.record(row).tensors
 
     def prefetch(self, cids: Iterable[ClientId]) -> None:
         """Read these clients' records in the background, in this order, ahead of :meth:`get`."""
-        found = ((key, self._here().find(key)) for key in map(key_of, cids))
-        missing = [(k, r) for k, r in found if r is not None and self._recent.find(k, r.digest) is None]
-        self._ahead.ask((key, location_of(self._records, row)) for key, row in missing)
+        found = [self._here().find(key_of(cid)) for cid in cids]
+        self._reader.ahead(row for row in found if row is not None)
 
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
         """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
@@ -167,23 +153,22 @@ class DiskStore:
             self._staging.drop(index)
         for record in entries:
             if isinstance(record, Record) and (row := rows.get(key_of_record(record))) is not None:
-                self._recent.keep(row.key, row.digest, record)
+                self._reader.keep(row, record)
 
     def roll_back(self) -> None:
         """Return to the older of the two newest commits."""
         remove_empty(self._segments, self._here(), self._here().roll_back())
-        self._ahead.forget()
 
     # ---- without tensors
 
     def summary(self, cid: ClientId) -> Summary | None:
         """Visits, cost and bytes of a client that has taken part."""
         row = self._here().find(key_of(cid))
-        return None if row is None else _summary(row)
+        return None if row is None else row.summary()
 
     def summaries(self) -> Iterator[tuple[ClientId, Summary]]:
         """Visits, cost and bytes of all clients that have taken part."""
-        return ((cid_of(row.key), _summary(row)) for row in self._here().rows())
+        return ((cid_of(row.key), row.summary()) for row in self._here().rows())
 
     def locate(self, cid: ClientId) -> Location | None:
         """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
@@ -194,9 +179,7 @@ class DiskStore:
 
     def check_space(self, bytes: int) -> None:
         """Refuse with the sum if ``bytes`` more do not fit the disk."""
-        free = shutil.disk_usage(self.folder).free
-        if bytes > free:
-            raise OSError(errno.ENOSPC, f"{self.folder} needs {bytes:,} bytes, but its disk has only {free:,} left")
+        check_space(self.folder, bytes)
 
     def snapshot(self, folder: Path | str) -> dict[str, Any]:
         """Make a folder that holds the newest commit, by links to its records; return its manifest."""
@@ -214,13 +197,13 @@ class DiskStore:
         """Wait until no thread of the store is at work, so that the process may fork."""
         self._here()
         self._staging.quiesce()
-        self._ahead.quiesce()
+        self._reader.quiesce()
 
     def close(self) -> None:
         """Drop what was staged and let others write; may be called twice."""
         if not self._open or self._pid != os.getpid():
             return
-        self._ahead.close()
+        self._reader.close()
         self._staging.close()
         self._staging.drop(self._index)
         self._open = False
@@ -246,33 +229,20 @@ class DiskStore:
             raise RuntimeError(f"The store in {self.folder} is closed.")
         return self._index
 
-    def _record(self, row: Row) -> Record:
-        location = location_of(self._records, row)
-        found = self._recent.find(row.key, row.digest)
-        if found is None:
-            found = self._ahead.take(row.key, location) or read(location)
-            self._recent.keep(row.key, row.digest, found)
-        return found
-
     def _entries(
         self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None
     ) -> list[Record | Row]:
         entries: list[Record | Row] = []
         for cid, memory in memories.items():
-            entries.append(self._staging.entry(cid, memory, round) or Record.of(cid, self._given(cid, memory), round))
+            if (entry := self._staging.entry(cid, memory, round)) is not None:
+                entries.append(entry)
+            elif memory is not None:
+                entries.append(Record.of(cid, memory, round))
+            else:
+                raise ValueError(f"Client {cid!r} was not staged for round {round}, so its memory must be given.")
         if server is not None:
             entries.append(Record(None, round, server))
         return entries
-
-    @staticmethod
-    def _given(cid: ClientId, memory: Memory | None) -> Memory:
-        if memory is None:
-            raise ValueError(f"Client {cid!r} was not staged for this round, so its memory must be given.")
-        return memory
-
-
-def _summary(row: Row) -> Summary:
-    return Summary(row.visits, row.cost, row.length, row.round, row.layout)
 
 
 def _leave_to_parent() -> None:

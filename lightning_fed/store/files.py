@@ -127,9 +127,15 @@ def prepare(folder: Path, new: bool = False) -> Path:
 
 
 def sweep(folder: Path, named: Mapping[str, int]) -> None:
-    """Remove what no manifest names: temporaries, staged and superseded records, tails of segments."""
+    """Remove what no manifest names: temporaries, staged and superseded records, tails of segments.
+
+    Where a named file is missing, something is wrong with the names or the files: then nothing is removed.
+    """
     durable.remove(durable.temporary(folder.parent / "index.sqlite3"))
-    for entry in os.scandir(folder):
+    found = list(os.scandir(folder))
+    if not named.keys() <= {entry.name for entry in found}:
+        return
+    for entry in found:
         if entry.name not in named:
             durable.remove(Path(entry.path))
         elif entry.name.endswith(".segment") and entry.stat().st_nlink == 1:  # else a snapshot may name the tail

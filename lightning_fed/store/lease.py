@@ -16,7 +16,13 @@ _HELD: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 class LeaseError(RuntimeError):
-    """Another process writes to this folder; the message names it."""
+    """Another process writes to this folder; the message names it.
+
+    >>> raise LeaseError("run is in use by process 7 on host, since 2026-01-01 00:00:00.")
+    Traceback (most recent call last):
+        ...
+    lightning_fed.store.lease.LeaseError: run is in use by process 7 on host, since 2026-01-01 00:00:00.
+    """
 
 
 class Lease:

@@ -37,7 +37,11 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What is written of one client after one round; of the server where ``client`` is None."""
+    """What is written of one client after one round; of the server where ``client`` is None.
+
+    >>> Record("a", 3, {"x_i": torch.ones(2)}, visits=1).bytes
+    8
+    """
 
     client: ClientId | None
     round: int
@@ -77,7 +81,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a record lies, and what it must be; may be handed to another process."""
+    """Where a record lies, and what it must be; may be handed to another process.
+
+    >>> Location(Path("records/a"), 0, 8, b"digest", "a", 3).client
+    'a'
+    """
 
     path: Path
     offset: int
@@ -136,7 +144,13 @@ def _view(plain: Tensor) -> memoryview:
 
 
 def read(location: Location) -> Record:
-    """Read a record and verify all of it; raise DamagedRecordError where it is not what was written."""
+    """Read a record and verify all of it; raise DamagedRecordError where it is not what was written.
+
+    >>> read(Location(Path("a"), 0, 8, b"digest", 1, 3))
+    Traceback (most recent call last):
+        ...
+    lightning_fed.store.damage.DamagedRecordError: a is damaged (client 1, round 3): file: No such file or directory
+    """
     return _Reading(location).record()
 
 

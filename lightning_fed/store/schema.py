@@ -31,6 +31,20 @@ ROW = (
 JOINED = "records JOIN clients ON clients.number = client JOIN files ON files.number = file"
 
 
+class Summary(NamedTuple):
+    """What the index knows of a client, without its tensors.
+
+    >>> Summary(visits=2, cost=Cost(steps=3), bytes=8, round=5, layout=0).cost.steps
+    3
+    """
+
+    visits: int
+    cost: Cost
+    bytes: int
+    round: int
+    layout: int
+
+
 class Row(NamedTuple):
     """One record as the index knows it."""
 
@@ -52,9 +66,10 @@ class Row(NamedTuple):
         said = repr((self.key, self.length, self.digest, *self[5:]))
         return int.from_bytes(sha256(said.encode()).digest(), "little")
 
-    @property
-    def cost(self) -> Cost:
-        return Cost(self.bytes_down, self.bytes_up, self.steps, self.gradients)
+    def summary(self) -> Summary:
+        """What this row says of its client."""
+        cost = Cost(self.bytes_down, self.bytes_up, self.steps, self.gradients)
+        return Summary(self.visits, cost, self.length, self.round, self.layout)
 
 
 class Moved(NamedTuple):

@@ -50,7 +50,16 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a snapshot, verified, as is its index; raise DamagedRecordError where they are not as written."""
+    """The manifest of a snapshot, verified, as is its index; raise DamagedRecordError where they are not as written.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> index = Index.open(folder / "index.sqlite3")
+    >>> made = make_snapshot(index, folder, folder / "saved")
+    >>> read_manifest(folder / "saved") == made, made["files"]
+    (True, 0)
+    >>> index.close()
+    """
     path = folder / MANIFEST
     try:
         facts = json.loads(path.read_bytes())

@@ -1,12 +1,13 @@
 """Client memories on disk are what was put, bit for bit."""
 
+import errno
 import os
 
 import pytest
 import torch
-from memories import content, files, fresh, large, memory, plain
+from memories import State, content, files, fresh, large, memory, plain
 
-from lightning_fed.core.memory import Cost, MemoryStore
+from lightning_fed.core.memory import Cost, Memory, MemoryStore
 from lightning_fed.store import DiskStore, LeaseError, WriteError, durable, read, verify_snapshot
 
 
@@ -103,7 +104,7 @@ def test_prefetched_records_are_what_is_read(tmp_path, like):
         store.commit(1, {1: memory(11, like)})  # meanwhile
         before[1] = plain(memory(11, like))
         assert content(store) == before
-        assert store._recent.bytes <= store._recent.most
+        assert store._reader.recent.bytes <= store._reader.recent.most
 
 
 def test_summaries_come_from_the_index(store, like):
@@ -179,3 +180,67 @@ def test_a_child_reads_by_location_and_is_refused_the_store(store, like):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     store.commit(1, {"a": memory(2, like)})
     assert plain(store["a"]) == plain(memory(2, like))
+
+
+def test_a_removed_client_is_new_again(store, like):
+    store.commit(0, {"a": memory(1, like), "b": memory(2, like)})
+    store.commit(1, {"b": memory(3, like)}, removed=["a", "never there"])
+    assert content(store) == {"b": plain(memory(3, like))}
+    assert store["a"].visits == 0
+    store.commit(1, {"b": memory(3, like)}, removed=["a"])
+    assert store.rounds == [0, 1]
+    store.close()
+    with DiskStore(store.folder, like) as again:
+        assert list(again) == ["b"]
+
+
+def test_clients_may_be_committed_while_they_are_iterated(store, like):
+    store.commit(0, {i: memory(i, like) for i in range(5)})
+    for cid in store:
+        store.put({cid: memory(cid + 10, like)})
+    assert content(store) == {i: plain(memory(i + 10, like)) for i in range(5)}
+
+
+def test_a_row_of_a_stack_does_not_keep_the_stack_in_memory(tmp_path):
+    with DiskStore(tmp_path, fresh) as store:
+        stack = torch.randn(100, 5)
+        store.commit(0, {"a": Memory(State(stack[3], stack[4]), 1)})
+        assert store["a"].state.x_i.untyped_storage().nbytes() == 20
+        assert torch.equal(store["a"].state.x_i, stack[3])
+
+
+def test_what_does_not_fit_the_disk_is_refused_with_the_sum(store):
+    store.check_space(1)
+    with pytest.raises(OSError, match=r"needs 1,000,000,000,000,000,000 bytes, but its disk has only"):
+        store.check_space(10**18)
+
+
+def test_a_snapshot_needs_a_folder_of_its_own(store, like, tmp_path):
+    store.commit(0, {"a": memory(1, like)})
+    store.snapshot(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        store.snapshot(tmp_path / "saved")
+    assert verify_snapshot(tmp_path / "saved") == []
+
+
+def test_a_snapshot_is_copied_where_links_fail(store, like, tmp_path, monkeypatch):
+    store.commit(0, {"a": memory(1, like)})
+
+    def refuse(source, target):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store.snapshot(tmp_path / "saved")
+    assert verify_snapshot(tmp_path / "saved") == []
+    assert all(path.stat().st_nlink == 1 for path in (tmp_path / "saved" / "records").iterdir())
+    with DiskStore.restore(tmp_path / "saved", tmp_path / "again", like) as again:
+        assert content(again) == content(store)
+
+
+def test_a_moved_snapshot_is_restored(store, like, tmp_path):
+    store.commit(0, {"a": memory(1, like)})
+    store.snapshot(tmp_path / "saved")
+    (tmp_path / "else").mkdir()
+    (tmp_path / "saved").rename(tmp_path / "else" / "where")
+    with DiskStore.restore(tmp_path / "else" / "where", tmp_path / "again", like) as again:
+        assert content(again) == content(store)

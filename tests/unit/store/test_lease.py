@@ -2,32 +2,28 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from lightning_fed.store import Lease, LeaseError
 
-HOLD = """
-import sys, time
-from lightning_fed.store.lease import Lease
-lease = Lease(sys.argv[1])
-print("held", flush=True)
-time.sleep(60)
-"""
-
 
 def test_a_second_process_is_refused_at_once_and_takes_over_from_a_dead_one(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        began = time.monotonic()
-        with pytest.raises(LeaseError, match=f"in use by process {holder.pid} on .*, since 20"):
-            Lease(tmp_path)
-        assert time.monotonic() - began < 1
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        lease = Lease(tmp_path)
+        os.write(writer, b"held")
+        time.sleep(60)
+        lease.release()
+    assert os.read(reader, 10) == b"held"
+    began = time.monotonic()
+    with pytest.raises(LeaseError, match=f"in use by process {holder} on .*, since 20"):
+        Lease(tmp_path)
+    assert time.monotonic() - began < 1
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
     Lease(tmp_path).release()
 
 
