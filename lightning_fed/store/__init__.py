@@ -1,0 +1,31 @@
+"""What clients remember, kept on disk; and checkpoint files that are whole or absent."""
+
+from lightning_fed.store.checkpoint_file import DamagedCheckpointError, read_sealed, seal, verify, write_sealed
+from lightning_fed.store.damage import DamagedRecordError
+from lightning_fed.store.disk import DiskStore
+from lightning_fed.store.durable import WriteError
+from lightning_fed.store.lease import Lease, LeaseError
+from lightning_fed.store.records import Location, Record, read
+from lightning_fed.store.schema import Summary
+from lightning_fed.store.snapshots import read_manifest, verify_snapshot
+from lightning_fed.store.space import check_space
+
+__all__ = [
+    "DamagedCheckpointError",
+    "DamagedRecordError",
+    "DiskStore",
+    "Lease",
+    "LeaseError",
+    "Location",
+    "Record",
+    "Summary",
+    "WriteError",
+    "check_space",
+    "read",
+    "read_manifest",
+    "read_sealed",
+    "seal",
+    "verify",
+    "verify_snapshot",
+    "write_sealed",
+]

@@ -1,0 +1,253 @@
+"""Client memories on disk."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lightning_fed.core.memory import ClientId, Memory, with_tensors
+from lightning_fed.store.commit import commit, remove_empty
+from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
+from lightning_fed.store.identity import SERVER, cid_of, key_of
+from lightning_fed.store.index import Index
+from lightning_fed.store.lease import Lease
+from lightning_fed.store.reader import Reader
+from lightning_fed.store.records import Location, Record
+from lightning_fed.store.schema import Row, Summary
+from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
+from lightning_fed.store.space import check_space
+from lightning_fed.store.staging import Staging
+
+Build = Callable[[Mapping[str, Tensor], int], Any]
+
+_OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+_OF_PARENTS: list[Any] = []
+
+
+class DiskStore:
+    """Client memories in a folder, of which one commit after the other is durable as a whole.
+
+    Has the methods of ``MemoryStore``. Belongs to the process and thread that opened it; a forked child may only
+    read records by their :meth:`locate`.
+
+    Args:
+        folder: made if it is not there; one writer at a time.
+        fresh: the state of round 0.
+        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
+        cache_bytes: most bytes of recent records in RAM; as much again may be read ahead.
+        new: start empty, whatever the folder holds.
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> folder, fresh = Path(mkdtemp()), lambda: FedADMM().init_client(torch.zeros(2))
+    >>> with DiskStore(folder, fresh) as store:
+    ...     store.commit(1, {"a": Memory(fresh(), visits=1)}, server={"x_bar": torch.ones(2)})
+    >>> with DiskStore(folder, fresh) as store:
+    ...     store.round, list(store), store["a"].visits, store.server()
+    (1, ['a'], 1, {'x_bar': tensor([1., 1.])})
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        fresh: Callable[[], Any],
+        *,
+        build: Build | None = None,
+        cache_bytes: int = 2**28,
+        new: bool = False,
+    ) -> None:
+        self.folder, self.fresh = Path(folder), fresh
+        self._build = build or (lambda tensors, layout: with_tensors(self.fresh(), tensors))
+        self._lease = Lease(self.folder)
+        self._pid = os.getpid()
+        try:
+            self._records = prepare(self.folder, new)
+            self._index = Index.open(self.folder / "index.sqlite3")
+            sweep(self._records, self._index.files())
+        except BaseException:
+            self._lease.release()
+            raise
+        self._reader = Reader(self._records, cache_bytes)
+        self._segments = Segments(self._records)
+        self._staging = Staging(self._records)
+        self._open = True
+        _OPEN.add(self)
+
+    # ---- what MemoryStore has
+
+    def __getitem__(self, cid: ClientId) -> Memory:
+        found = self.get(cid)
+        return Memory(self.fresh()) if found is None else found
+
+    def get(self, cid: ClientId) -> Memory | None:
+        """The memory of a client, if it has taken part."""
+        row = self._here().find(key_of(cid))
+        if row is None:
+            return None
+        record = self._reader.record(row)
+        state = self._build(record.tensors, record.layout)
+        return Memory(state, record.visits, record.buffers, record.cost, record.layout)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return (cid_of(row.key) for row in self._here().rows())
+
+    def __len__(self) -> int:
+        return self._here().count()
+
+    def put(self, memories: Mapping[ClientId, Memory]) -> None:
+        """Commit memories without a new round."""
+        self.commit(self.round or 0, memories)
+
+    # ---- rounds
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of the two newest commits, the older first."""
+        return self._here().rounds
+
+    @property
+    def round(self) -> int | None:
+        """The round of the newest commit."""
+        return next(reversed(self.rounds), None)
+
+    def server(self) -> Mapping[str, Tensor] | None:
+        """What the newest commit with a server said of it."""
+        row = self._here().find(SERVER)
+        return None if row is None else self._reader.record(row).tensors
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None:
+        """Read these clients' records in the background, in this order, ahead of :meth:`get`."""
+        found = [self._here().find(key_of(cid)) for cid in cids]
+        self._reader.ahead(row for row in found if row is not None)
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
+        """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
+        self._here()
+        self._staging.stage(cid, memory, round)
+
+    def commit(
+        self,
+        round: int,
+        memories: Mapping[ClientId, Memory | None],
+        server: Mapping[str, Tensor] | None = None,
+        removed: Iterable[ClientId] = (),
+    ) -> None:
+        """Move to the next manifest: all memories and the server together. To redo a commit changes nothing.
+
+        Args:
+            memories: the new ones; None takes what was staged.
+            server: the server's tensors, if they are to be kept here.
+            removed: clients that are to be forgotten.
+        """
+        index = self._here()
+        try:
+            entries = self._entries(round, memories, server)
+            rows = commit(index, self._segments, round, entries, [key_of(cid) for cid in removed])
+        finally:
+            self._staging.drop(index)
+        for record in entries:
+            if isinstance(record, Record) and (row := rows.get(key_of_record(record))) is not None:
+                self._reader.keep(row, record)
+
+    def roll_back(self) -> None:
+        """Return to the older of the two newest commits."""
+        remove_empty(self._segments, self._here(), self._here().roll_back())
+
+    # ---- without tensors
+
+    def summary(self, cid: ClientId) -> Summary | None:
+        """Visits, cost and bytes of a client that has taken part."""
+        row = self._here().find(key_of(cid))
+        return None if row is None else row.summary()
+
+    def summaries(self) -> Iterator[tuple[ClientId, Summary]]:
+        """Visits, cost and bytes of all clients that have taken part."""
+        return ((cid_of(row.key), row.summary()) for row in self._here().rows())
+
+    def locate(self, cid: ClientId) -> Location | None:
+        """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
+        row = self._here().find(key_of(cid))
+        return None if row is None else location_of(self._records, row)
+
+    # ---- files
+
+    def check_space(self, bytes: int) -> None:
+        """Refuse with the sum if ``bytes`` more do not fit the disk."""
+        check_space(self.folder, bytes)
+
+    def snapshot(self, folder: Path | str) -> dict[str, Any]:
+        """Make a folder that holds the newest commit, by links to its records; return its manifest."""
+        return make_snapshot(self._here(), self._records, Path(folder))
+
+    @classmethod
+    def restore(cls, snapshot: Path | str, folder: Path | str, fresh: Callable[[], Any], **options: Any) -> DiskStore:
+        """A new store in ``folder``, whatever it holds, that starts from a snapshot."""
+        with Lease(Path(folder)):
+            clear(Path(folder))
+            copy_snapshot(Path(snapshot), Path(folder))
+        return cls(folder, fresh, **options)
+
+    def quiesce(self) -> None:
+        """Wait until no thread of the store is at work, so that the process may fork."""
+        self._here()
+        self._staging.quiesce()
+        self._reader.quiesce()
+
+    def close(self) -> None:
+        """Drop what was staged and let others write; may be called twice."""
+        if not self._open or self._pid != os.getpid():
+            return
+        self._reader.close()
+        self._staging.close()
+        self._staging.drop(self._index)
+        self._open = False
+        self._segments.close()
+        self._index.close()
+        self._lease.release()
+
+    def __enter__(self) -> DiskStore:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ---- within
+
+    def _here(self) -> Index:
+        if self._pid != os.getpid():
+            raise RuntimeError(
+                f"The store in {self.folder} belongs to process {self._pid}; this is its child {os.getpid()}."
+                " Locate records before the fork, and read them by their locations."
+            )
+        if not self._open:
+            raise RuntimeError(f"The store in {self.folder} is closed.")
+        return self._index
+
+    def _entries(
+        self, round: int, memories: Mapping[ClientId, Memory | None], server: Mapping[str, Tensor] | None
+    ) -> list[Record | Row]:
+        entries: list[Record | Row] = []
+        for cid, memory in memories.items():
+            if (entry := self._staging.entry(cid, memory, round)) is not None:
+                entries.append(entry)
+            elif memory is not None:
+                entries.append(Record.of(cid, memory, round))
+            else:
+                raise ValueError(f"Client {cid!r} was not staged for round {round}, so its memory must be given.")
+        if server is not None:
+            entries.append(Record(None, round, server))
+        return entries
+
+
+def _leave_to_parent() -> None:
+    # a child that closed the connection, if only by forgetting it, would meddle with its parent's database
+    _OF_PARENTS.extend(store._index for store in _OPEN)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
