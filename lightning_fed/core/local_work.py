@@ -28,7 +28,8 @@ class LocalWork:
         epochs: passes over the client's data.
         tolerance: how well the local problem has to be solved; ``steps`` or ``epochs`` are then the most a visit does.
         lr_sum: planned sum of the step sizes of a visit in this round, as the weighted mean over all clients, so that
-            it is one number whoever takes part; not a number where local steps are not plain gradient steps.
+            it is one number whoever takes part. Not a number where local steps are not plain gradient steps, and where
+            the algorithm's traits do not ask for it.
     """
 
     seed: int

@@ -17,6 +17,8 @@ class Traits:
         plain_sgd: why local steps have to be plain gradient steps; None if any optimiser will do.
         no_weight_decay: why an optimiser must not add weight decay; None where it is but a part of every client's loss.
         full_start: whether every client is asked once before round 0, as part of the initial state.
+        plans_steps: whether ``broadcast`` needs the planned sum of step sizes, ``LocalWork.lr_sum``. Schedulers by step
+            are stepped ahead to know it, and set back.
         sends_changes: whether messages are changes of something that clients compute and the server sums up: a part of
             a change that is not sent must be sent later.
 
@@ -32,4 +34,5 @@ class Traits:
     plain_sgd: str | None = None
     no_weight_decay: str | None = None
     full_start: bool = False
+    plans_steps: bool = False
     sends_changes: bool = False

@@ -92,7 +92,9 @@ class RoundPlayer:
         """Ask the cohort, and warn of what its visits did to the module."""
         workspace = alone.workspace
         engine = self._choice.engine(alone, self._setting(), cohort)
-        work = replace(self.settings.work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
+        work = self.settings.work
+        if self.federation.algorithm.traits.plans_steps:
+            work = replace(work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
         with saving_the_server(self.trainer, workspace):
             outcome = self.federation.play(cohort, engine, work)
         self._warnings.dropped(workspace, alone.left.values())

@@ -12,6 +12,7 @@ from modules import Net, classification, quiet_trainer
 from lightning_fed import Exact, FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import Compressed, FedAvg
 from lightning_fed.core.local_work import LocalWork
+from lightning_fed.core.traits import Traits
 from lightning_fed.transforms import Quantize
 
 TOLD: list[LocalWork] = []
@@ -19,6 +20,10 @@ TOLD: list[LocalWork] = []
 
 class Noting(FedAvg):
     """Notes what it is told."""
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(plans_steps=True)
 
     def broadcast(self, server: Any, work: LocalWork) -> Any:
         TOLD.append(work)
