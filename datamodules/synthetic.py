@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ class Synthetic(FederatedDataModule):
         clients: number of clients, called f_00000, f_00001, ...
         seed: of one stream from which everything is drawn; the split into train and test has ``seed + 1``.
         dtype: of the samples; labels are int64.
+        batch_size: of training batches.
+        loading: other arguments of :class:`~lightning_fed.FederatedDataModule`: ``eval_batch_size`` (8192 by default),
+            ``drop_last``, ``sampler`` and ``loader_options``.
 
     Reference: arXiv:1812.06127.
     """
@@ -50,12 +53,14 @@ class Synthetic(FederatedDataModule):
         clients: int = 30,
         seed: int = 0,
         batch_size: int = 2,
-        eval_batch_size: int = 8192,
         dtype: Literal["float32", "float64"] = "float32",
-        drop_last: bool = False,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, drop_last=drop_last)
-        self.save_hyperparameters()
+        super().__init__(
+            None, None, None, batch_size=batch_size, eval_batch_size=loading.pop("eval_batch_size", 8192), **loading
+        )
+        loading["eval_batch_size"] = self.eval_batch_size
+        self.save_hyperparameters(ignore=["sampler", "loader_options"])  # functions have no place in checkpoints
         self.a, self.b, self.iid, self.clients, self.seed, self.dtype = a, b, iid, clients, seed, dtype
         positive(self, "a", "It is a standard deviation.", zero=True)
         positive(self, "b", "It is a standard deviation.", zero=True)

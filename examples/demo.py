@@ -31,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     pl.seed_everything(0, verbose=False)
-    data = FEMNIST(args.data, writers=20, batch_size=20, invert=True)
+    data = FEMNIST(args.data, writers=20, batch_size=20, pixels={"invert": True})
     figure = FinalFigure(args.out / "figure.png", title="LEAF's CNN by FedADMM")
     confusion = Confusion(args.out / "confusion.png", top=8)
     logger = AutoWandbLogger(project="lightning-fed", name="demo", save_dir=str(args.out))

@@ -114,7 +114,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
-    data = FEMNIST(writers=4 if args.quick else 20, batch_size=20, invert=True)
+    data = FEMNIST(writers=4 if args.quick else 20, batch_size=20, pixels={"invert": True})
     strength = args.strength or (0.01 if args.quick else 0.004)
     g = GroupLasso(strength, on=CONVOLUTIONS, by="filter")
     figure = FinalFigure(args.out / "figure.png", title="FedADMM with a group lasso")

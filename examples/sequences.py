@@ -65,7 +65,7 @@ def main() -> None:
     pl.seed_everything(0, verbose=False)
     train = {f"microphone {i}": waves(i, 30 + 5 * i) for i in range(8)}
     test = {f"microphone {i}": waves(100 + i, 20) for i in range(8)}
-    data = FederatedDataModule(train, test=test, batch_size=16, collate_fn=together)
+    data = FederatedDataModule(train, test=test, batch_size=16, loader_options={"collate_fn": together})
     trainer = pl.Trainer(
         max_epochs=8,
         accelerator="cpu",

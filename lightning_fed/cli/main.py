@@ -1,6 +1,6 @@
 """``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section.
 
-Commands of our own stand beside Lightning's: see :data:`COMMANDS`.
+:data:`COMMANDS` names the commands beside Lightning's own; :mod:`~lightning_fed.cli.bases` reads ``base: FILE``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import set_parsing_settings
 
 from lightning_fed import algorithms, datamodules, models, prox, sampling
+from lightning_fed.cli.bases import BaseParser
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules.femnist.characters import DataError
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
@@ -93,6 +94,7 @@ def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwarg
         FederatedDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
+        parser_class=BaseParser,
         seed_everything_default=0,
         parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed", "epilog": f"More commands: {more}."},
         save_config_callback=LogConfig,

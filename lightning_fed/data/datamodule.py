@@ -47,14 +47,13 @@ class FederatedDataModule(pl.LightningDataModule):
         val, test: data to evaluate on, of some or all of these clients.
         batch_size: of training batches, local or pooled.
         eval_batch_size: of all other batches.
-        num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
-        drop_last: leave out the short last batch of an epoch; ``local_steps`` has no short batches.
-        collate_fn: makes a batch of a list of samples, in training and evaluation; torch's ``default_collate`` if None.
-            A batch may be anything that your module takes: it counts with the number of its samples.
+        drop_last: leave out the short last batch of a training epoch; ``local_steps`` has no short batches.
         sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
             torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
-        loader_options: other arguments of ``DataLoader`` by name, such as ``{"pin_memory": True}``; as ``num_workers``,
-            not for tensors in memory.
+        loader_options: arguments of ``DataLoader`` by name, for training and evaluation alike: ``collate_fn``,
+            ``num_workers``, ``pin_memory``, ... ``collate_fn`` makes a batch of a list of samples; a batch may be
+            anything that your module takes, and counts with the number of its samples. Without a ``collate_fn``,
+            tensors in memory are indexed directly, and the options do not apply to them.
 
     ``description`` says in a line what the data are, for logs, trackers and figures.
 
@@ -69,7 +68,8 @@ class FederatedDataModule(pl.LightningDataModule):
 
     >>> from torch.nn.utils.rnn import pack_sequence
     >>> sequences = [torch.ones(3), torch.ones(1), torch.ones(2)]
-    >>> data = FederatedDataModule({"ann": sequences}, collate_fn=lambda s: pack_sequence(s, enforce_sorted=False))
+    >>> packed = lambda samples: pack_sequence(samples, enforce_sorted=False)
+    >>> data = FederatedDataModule({"ann": sequences}, loader_options={"collate_fn": packed})
     >>> [batch.batch_sizes.tolist() for batch in data.client_eval_dataloader("ann", "train")]
     [[3, 2, 1]]
     """
@@ -87,27 +87,22 @@ class FederatedDataModule(pl.LightningDataModule):
         *,
         batch_size: int = 32,
         eval_batch_size: int = 1024,
-        num_workers: int = 0,
         drop_last: bool = False,
-        collate_fn: Collate | None = None,
         sampler: EpochSampler | None = None,
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
         self.drop_last = drop_last
         whole(self, "batch_size", 1)
         whole(self, "eval_batch_size", 1)
-        whole(self, "num_workers", 0)
-        check_callable("collate_fn", collate_fn, "torch.nn.utils.rnn.pack_sequence")
         check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
-        if collate_fn is not None:
-            self.collate_fn = collate_fn
         if sampler is not None:
             self.sampler = sampler
-        self.loader_options = loader_arguments(loader_options, num_workers)
+        self.loader_options = loader_arguments(loader_options)
+        if (collate_fn := self.loader_options.pop("collate_fn", None)) is not None:
+            self.collate_fn = collate_fn
         self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
         for split, datasets in zip(SPLITS, (train, val, test), strict=True):
             if datasets is not None:
@@ -289,9 +284,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return None if self.collate_fn is not None else in_memory(dataset)
 
     def _dataloader(self, dataset: Dataset[Any], **how: Any) -> DataLoader[Any]:
-        return DataLoader(
-            dataset, collate_fn=self.collate_fn, num_workers=self.num_workers, **self.loader_options, **how
-        )
+        return DataLoader(dataset, collate_fn=self.collate_fn, **self.loader_options, **how)
 
     def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
         if not self.has_split(split):

@@ -43,8 +43,6 @@ SET_ELSEWHERE = {
     "shuffle": "sampler=; without one, training data are shuffled",
     "sampler": "sampler=",
     "batch_sampler": "sampler= and batch_size=",
-    "num_workers": "num_workers=",
-    "collate_fn": "collate_fn=",
     "drop_last": "drop_last=",
     "generator": "the seed of the FederatedServer",
     "in_order": "the seed: batches come in the order that was drawn",
@@ -60,11 +58,11 @@ def check_callable(name: str, value: object, example: str) -> None:
         raise TypeError(f"{name} must be a function such as {example}, got {value!r}.")
 
 
-def loader_arguments(options: Mapping[str, Any] | None, num_workers: int) -> dict[str, Any]:
+def loader_arguments(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check arguments for ``DataLoader`` by name, then by torch itself.
 
-    >>> loader_arguments({"pin_memory": False, "timeout": 5}, num_workers=2)
-    {'pin_memory': False, 'timeout': 5}
+    >>> loader_arguments({"num_workers": 2, "timeout": 5})
+    {'num_workers': 2, 'timeout': 5}
     """
     if options is None:
         return {}
@@ -76,10 +74,14 @@ def loader_arguments(options: Mapping[str, Any] | None, num_workers: int) -> dic
             raise ValueError(f"loader_options cannot hold {name!r}, which is set by {SET_ELSEWHERE[name]}.")
         if name not in known:
             raise ValueError(f"DataLoader has no option {name!r} for loader_options. It has {', '.join(known)}.")
+    check_callable("collate_fn", options.get("collate_fn"), "torch.nn.utils.rnn.pack_sequence")
+    workers = options.get("num_workers", 0)
+    if not is_whole(workers) or workers < 0:
+        raise ValueError(f"num_workers must be a whole number >= 0, got {workers!r}.")
     try:
-        DataLoader([0], num_workers=num_workers, **options)  # type: ignore[arg-type]
+        DataLoader([0], **options)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise type(error)(f"loader_options={dict(options)} with num_workers={num_workers}: {error}") from error
+        raise type(error)(f"loader_options={dict(options)} with num_workers={workers}: {error}") from error
     return dict(options)
 
 

@@ -18,22 +18,27 @@ PENALTIES, STEPS = ("eta", "mu"), ("eta_hat", "s")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was seen: ``L`` and ``lowest`` are the ends of the curvature over all points and clients looked at.
+class CurvatureRange:
+    """Curvature of the clients' losses at the first model, and after some gradient steps from it.
 
-    ``at_start`` and ``later`` are L at the first model and after ``steps`` gradient steps from it.
+    Args:
+        at_start: largest curvature of any measured client at the first model.
+        later: the same after ``steps`` gradient steps.
+        steps: number of gradient steps between the two points.
+        lowest: lowest curvature of any measured client at either point; NaN if it is unknown.
+        method: "hessian" (power iteration) or "differences" (of gradients).
     """
 
-    clients: int
-    of: int
-    samples: tuple[int, int]
-    parameters: int
-    L: float
-    lowest: float
     at_start: float
     later: float
     steps: int
+    lowest: float
     method: str
+
+    @property
+    def L(self) -> float:  # noqa: N802 - the paper's letter
+        """Largest curvature at either point."""
+        return max(self.at_start, self.later)
 
     @property
     def negative(self) -> float:
@@ -52,39 +57,41 @@ class Advice:
     reason: str
 
 
-def advise(measured: Measured, algorithm: Algorithm[Any, Any, Any], lr: float | None, local_steps: int) -> list[Advice]:
+def advise(
+    curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any], lr: float | None, local_steps: int
+) -> list[Advice]:
     """Recommendations that fit each other; ``lr`` is None where local steps are not plain gradient steps."""
-    penalty = _penalty(measured, algorithm, local_steps)
+    penalty = _penalty(curvature, algorithm, local_steps)
     advised = algorithm.penalty if penalty is None else _as_penalty(penalty)
     found = [
         penalty,
-        _relaxation(measured, algorithm),
-        _lr(measured, algorithm.penalty, advised, lr),
-        _local_steps(measured, algorithm.penalty, advised, lr, local_steps),
+        _relaxation(curvature, algorithm),
+        _lr(curvature, algorithm.penalty, advised, lr),
+        _local_steps(curvature, algorithm.penalty, advised, lr, local_steps),
     ]
     return [advice for advice in found if advice is not None]
 
 
-def practical_penalty(measured: Measured, local_steps: int) -> float:
+def practical_penalty(curvature: CurvatureRange, local_steps: int) -> float:
     r"""The least :math:`\rho` whose local problem ``local_steps`` steps of :math:`1/(L+\rho)` solve to a tenth.
 
     The slowest direction has curvature :math:`\rho + m`, with m the most negative one of :math:`f_i`:
 
     .. math:: \Big(1 - \frac{\rho+m}{L+\rho}\Big)^T \le \tfrac1{10} \iff \rho \ge 10^{1/T}(L-m) - L
     """
-    return math.pow(ENOUGH, -1 / local_steps) * (measured.L - measured.negative) - measured.L
+    return math.pow(ENOUGH, -1 / local_steps) * (curvature.L - curvature.negative) - curvature.L
 
 
-def _penalty(measured: Measured, algorithm: Algorithm[Any, Any, Any], local_steps: int) -> Advice | None:
-    rho, alpha, L = algorithm.penalty, algorithm.relaxation, measured.L
+def _penalty(curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any], local_steps: int) -> Advice | None:
+    rho, alpha, L = algorithm.penalty, algorithm.relaxation, curvature.L
     if alpha is None:
         return None
     bound = penalty_bound(L, min(alpha, 1.0))  # where alpha is too large, it is alpha that should change
-    theory, practical = 1.1 * bound, min(practical_penalty(measured, local_steps), 1.1 * bound)
+    theory, practical = 1.1 * bound, min(practical_penalty(curvature, local_steps), 1.1 * bound)
     reason = (
         f"The theorem wants a penalty above {bound:.4g} = {bound / L:.3g} L; {theory:.4g} would do. It is cautious:"
         f" from {practical:.4g} on, {local_steps} local steps solve the local problem to a tenth, even along the"
-        f" lowest curvature {'assumed' if math.isnan(measured.lowest) else 'seen'}, {measured.negative:.3g}."
+        f" lowest curvature {'assumed' if math.isnan(curvature.lowest) else 'seen'}, {curvature.negative:.3g}."
     )
     if rho > 10 * bound:
         return _in_its_words(algorithm, rho, theory, "too large", f"{reason} Far above the bound every round is short.")
@@ -113,11 +120,11 @@ def _as_penalty(advice: Advice) -> float:
     return 1 / advice.advised if advice.setting in STEPS else advice.advised
 
 
-def _relaxation(measured: Measured, algorithm: Algorithm[Any, Any, Any]) -> Advice | None:
+def _relaxation(curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any]) -> Advice | None:
     alpha, rho = algorithm.relaxation, algorithm.penalty
     if alpha is None:
         return None
-    limit = 2 - 2 * measured.L / rho
+    limit = 2 - 2 * curvature.L / rho
     if alpha <= 1:
         reason = "1 is the paper's method, and what the theorem covers for inexact local solutions."
         if limit > 1:
@@ -127,8 +134,8 @@ def _relaxation(measured: Measured, algorithm: Algorithm[Any, Any, Any]) -> Advi
     return Advice("alpha", alpha, alpha if alpha < limit else 1.0, "ok" if alpha < limit else "too large", reason)
 
 
-def _lr(measured: Measured, rho: float, advised_rho: float, lr: float | None) -> Advice:
-    L, advised = measured.L, 1 / (measured.L + advised_rho)
+def _lr(curvature: CurvatureRange, rho: float, advised_rho: float, lr: float | None) -> Advice:
+    L, advised = curvature.L, 1 / (curvature.L + advised_rho)
     reason = f"Gradient steps diverge from 2 / (L + penalty) = {2 / (L + rho):.4g} on; 1 / (L + penalty) is quickest."
     if lr is None:
         return Advice("lr", None, None, "not judged", f"The optimiser is not plain SGD. {reason}")
@@ -142,8 +149,10 @@ def _lr(measured: Measured, rho: float, advised_rho: float, lr: float | None) ->
     return Advice("lr", lr, advised, "ok", reason + measured_as + room)
 
 
-def _local_steps(measured: Measured, rho: float, advised_rho: float, lr: float | None, local_steps: int) -> Advice:
-    L, lowest = measured.L, measured.negative
+def _local_steps(
+    curvature: CurvatureRange, rho: float, advised_rho: float, lr: float | None, local_steps: int
+) -> Advice:
+    L, lowest = curvature.L, curvature.negative
     needed = steps_for(ENOUGH, contraction(1 / (L + advised_rho), advised_rho, L, lowest))
     goal = f"{needed} full gradient steps with the values advised shrink the local problem's gradient tenfold"
     if needed == math.inf:

@@ -12,12 +12,12 @@ from problems import LAW
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, FedProx
 from lightning_fed.algorithms.compressed import Compressed
-from lightning_fed.theory.advice import Measured, advise, practical_penalty
+from lightning_fed.theory.advice import CurvatureRange, advise, practical_penalty
 from lightning_fed.transforms import TopK
 
 
-def seen(L: float = 4.0, lowest: float = 0.0) -> Measured:
-    return Measured(5, 30, (10, 20), 100, L, lowest, L, L, 10, "hessian")
+def seen(L: float = 4.0, lowest: float = 0.0) -> CurvatureRange:
+    return CurvatureRange(L, L, 10, lowest, "hessian")
 
 
 def verdicts(algorithm: Algorithm, lr: float | None = 0.05, local_steps: int = 20, **kwargs: float) -> dict[str, str]:

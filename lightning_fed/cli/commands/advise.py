@@ -10,7 +10,7 @@ import statistics
 import sys
 import textwrap
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from lightning_fed.evaluation.evaluate import check_differentiable, client_gradi
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.local.schedule import planned_steps
 from lightning_fed.server import FederatedServer
-from lightning_fed.theory.advice import Advice, Measured, advise
+from lightning_fed.theory.advice import Advice, CurvatureRange, advise
 from lightning_fed.trainer.eligibility import plain_lr
 
 USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
@@ -73,6 +73,32 @@ class AdviseCLI(FederatedCLI):
             self.config.trainer[name] = value
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What :class:`Surveyor` has measured.
+
+    Args:
+        clients: number of clients that were measured.
+        of: number of clients of the federation.
+        samples: least and largest number of training samples of a client.
+        parameters: number of the model's parameters.
+        curvature: of the measured clients' losses.
+    """
+
+    clients: int
+    of: int
+    samples: tuple[int, int]
+    parameters: int
+    curvature: CurvatureRange
+
+    def facts(self) -> dict[str, Any]:
+        """Everything in one mapping, for JSON."""
+        own, curvature = asdict(self), asdict(self.curvature)
+        del own["curvature"]
+        names = ("lowest", "at_start", "later", "steps", "method")
+        return {**own, "L": self.curvature.L, **{name: curvature[name] for name in names}}
+
+
 class Surveyor(pl.Callback):
     """Measures before the first round, and ends the fit there."""
 
@@ -110,19 +136,19 @@ class Surveyor(pl.Callback):
             there = self._curvatures(trainer, layout, chosen) if self.steps else here
         finally:
             overwrite(parameters, first)
-        later = max(curvature.L for curvature in there)
         samples = [data.num_examples(cid) for cid in data.client_ids]
         return Measured(
             clients=len(chosen),
             of=len(samples),
             samples=(min(samples), max(samples)),
             parameters=layout.numel,
-            L=max(L, later),
-            lowest=min(curvature.lowest for curvature in here + there),
-            at_start=L,
-            later=later,
-            steps=self.steps,
-            method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+            curvature=CurvatureRange(
+                at_start=L,
+                later=max(curvature.L for curvature in there),
+                steps=self.steps,
+                lowest=min(curvature.lowest for curvature in here + there),
+                method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+            ),
         )
 
     def _curvatures(self, trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> list[Any]:
@@ -164,7 +190,7 @@ def main(args: list[str] | None = None) -> None:
     except (TypeError, ValueError) as error:
         cli.parser.error(str(error))
     assert surveyor.measured is not None
-    found = advise(surveyor.measured, server.algorithm, surveyor.lr, surveyor.local_steps)
+    found = advise(surveyor.measured.curvature, server.algorithm, surveyor.lr, surveyor.local_steps)
     print(_as_json(surveyor.measured, server, found) if options.json else report(surveyor.measured, server, found))
 
 
@@ -176,14 +202,15 @@ def _whole(text: str) -> int:
 
 def report(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
     """Text for people."""
-    by = "power iteration" if measured.method == "hessian" else "differences of gradients: no second derivative"
-    lowest = "unknown" if math.isnan(measured.lowest) else f"{measured.lowest:.4g}"
+    curvature = measured.curvature
+    by = "power iteration" if curvature.method == "hessian" else "differences of gradients: no second derivative"
+    lowest = "unknown" if math.isnan(curvature.lowest) else f"{curvature.lowest:.4g}"
     low, high = measured.samples
     lines = [
         f"{type(server.algorithm).__name__}, {measured.parameters} parameters, {measured.of} clients of {low} to {high}"
         " samples",
-        f"Measured on {measured.clients} clients ({by}): L = {measured.at_start:.4g} at the first model,"
-        f" {measured.later:.4g} after {measured.steps} gradient steps; lowest curvature {lowest}.",
+        f"Measured on {measured.clients} clients ({by}): L = {curvature.at_start:.4g} at the first model,"
+        f" {curvature.later:.4g} after {curvature.steps} gradient steps; lowest curvature {lowest}.",
         "",
         f"{'':14}{'now':>10}{'advised':>10}  verdict",
     ]
@@ -198,7 +225,7 @@ def _short(value: float | None) -> str:
 
 
 def _as_json(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
-    facts = {name: None if value != value else value for name, value in asdict(measured).items()}
+    facts = {name: None if value != value else value for name, value in measured.facts().items()}
     settings = {advice.setting: {k: v for k, v in asdict(advice).items() if k != "setting"} for advice in found}
     content = {"algorithm": hyper_parameters(server.algorithm), "measured": facts, "advice": settings}
     return json.dumps(content, indent=2, default=str)

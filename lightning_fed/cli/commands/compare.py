@@ -12,7 +12,7 @@ from lightning_fed.cli.commands.reproduce import QUICK_ROUNDS, QUICK_STEPS, whol
 from lightning_fed.cli.experiments import comparison, report
 from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS
 from lightning_fed.cli.experiments.drive import drive
-from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
@@ -57,22 +57,16 @@ def _parser() -> argparse.ArgumentParser:
 def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
     """Everything with one seed before the next, so that there is soon something to compare."""
     out: Path = asked.out / "quick" if asked.quick else asked.out
+    recipe = Recipe(
+        rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
+        local_steps=QUICK_STEPS if asked.quick else 300,
+        dtype=asked.dtype,
+        evaluate_every=asked.evaluate_every,
+        evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
+    )
+    execution = Execution(threads=asked.threads, compile=not asked.quick)  # runs are short, but share compiled code
     return [
-        Run(
-            synthetic(s),
-            label,
-            parse_algorithm(label),
-            seed,
-            out,
-            rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
-            local_steps=QUICK_STEPS if asked.quick else 300,
-            dtype=asked.dtype,
-            threads=asked.threads,
-            experiment="compare",
-            evaluate_every=asked.evaluate_every,
-            evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
-            compile=not asked.quick,  # each run is short, but they share what is compiled
-        )
+        Run(synthetic(s), label, parse_algorithm(label), seed, out, recipe, execution, experiment="compare")
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)
         for s in asked.sets
         for label in labels

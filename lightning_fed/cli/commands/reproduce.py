@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import wandb
 
 from lightning_fed.cli.experiments import report
 from lightning_fed.cli.experiments.drive import drive
-from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
@@ -73,6 +74,14 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
     """All runs of an experiment; algorithms with one seed follow each other, so that pairs are complete early."""
     settings = [femnist(asked.data)] if name == "femnist" else [synthetic(s) for s in asked.sets]
     out: Path = asked.out / "quick" if asked.quick else asked.out
+    recipe = Recipe(
+        rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
+        local_steps=QUICK_STEPS if asked.quick else 300,
+        dtype=asked.dtype,
+        evaluate_every=asked.evaluate_every,
+        evaluate_also=(1, 2, 3),
+    )
+    execution = Execution(workers=asked.workers, keep_checkpoint=asked.keep_checkpoints)
     return [
         Run(
             setting,
@@ -80,14 +89,8 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
             PAIR[label] if label in PAIR else parse_algorithm(label),
             seed,
             out,
-            rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
-            local_steps=QUICK_STEPS if asked.quick else 300,
-            dtype=asked.dtype,
-            threads=asked.threads or setting.threads,
-            keep_checkpoint=asked.keep_checkpoints,
-            evaluate_every=asked.evaluate_every,
-            evaluate_also=(1, 2, 3),
-            workers=asked.workers,
+            recipe,
+            replace(execution, threads=asked.threads or setting.threads),
         )
         for setting in settings
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)

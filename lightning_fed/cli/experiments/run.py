@@ -37,18 +37,49 @@ Row = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Run:
-    """An algorithm on a setting, with one seed; with everybody in every round where the algorithm needs that.
+class Recipe:
+    """What all runs of an experiment share, and their numbers depend on.
 
     Args:
-        label: of the algorithm, for folders and figures.
-        experiment: that the run is part of, for W&B.
-        evaluate_every: rounds between evaluations; the last one is evaluated too.
-        evaluate_also: further rounds, such as the first few.
-        threads: of torch, for this run; None leaves them as they are.
-        compile: local steps, as in ``FederatedServer``.
-        keep_checkpoint: also after the last round, to go on with more rounds one day.
-        workers: processes that share the clients of a round.
+        rounds: number of rounds.
+        local_steps: number of local steps of a visit.
+        dtype: of the model and the data.
+        evaluate_every: rounds between evaluations; the last round is evaluated too.
+        evaluate_also: further rounds to evaluate, such as the first few.
+    """
+
+    rounds: int = 100
+    local_steps: int = 300
+    dtype: Dtype = "float64"
+    evaluate_every: int = 1
+    evaluate_also: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run uses the machine.
+
+    Args:
+        threads: number of torch's threads; None leaves it unchanged.
+        workers: number of processes that share the clients of a round.
+        compile: whether to compile local steps, as in ``FederatedServer``.
+        keep_checkpoint: whether to keep the checkpoint after the last round, so that the run can be extended.
+    """
+
+    threads: int | None = None
+    workers: int = 1
+    compile: bool | Literal["auto"] = "auto"
+    keep_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """An algorithm on a setting, with one seed; every round takes all clients if the algorithm needs them.
+
+    Args:
+        label: name of the algorithm, in folders and figures.
+        out: parent of the run's folder.
+        experiment: name of the experiment, for W&B.
     """
 
     setting: Setting
@@ -56,16 +87,13 @@ class Run:
     algorithm: Algorithm  # type: ignore[type-arg]
     seed: int
     out: Path
-    rounds: int = 100
-    local_steps: int = 300
-    dtype: Dtype = "float64"
-    threads: int | None = None
-    keep_checkpoint: bool = False
+    recipe: Recipe = Recipe()
+    execution: Execution = Execution()
     experiment: str = "reproduce"
-    evaluate_every: int = 1
-    evaluate_also: tuple[int, ...] = ()
-    compile: bool | Literal["auto"] = "auto"
-    workers: int = 1
+
+    @property
+    def rounds(self) -> int:
+        return self.recipe.rounds
 
     @property
     def cohort(self) -> int | None:
@@ -125,10 +153,10 @@ class Run:
         """Run what is missing of it, or until it diverges; ``tick`` is told about fractions of rounds as they pass."""
         self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        if self.execution.threads is not None:
+            torch.set_num_threads(self.execution.threads)
         pl.seed_everything(self.seed, verbose=False)
-        data = self.setting.data(self.seed, self.dtype)
+        data = self.setting.data(self.seed, self.recipe.dtype)
         data.prepare_data()
         data.setup("fit")
         facts = {**self._settings(), "data": data.description or self.setting.name}
@@ -142,28 +170,29 @@ class Run:
             self._write_facts({**facts, "diverged": str(error)})
         finally:
             wandb.finish()
-        if self.keep_checkpoint and not self.diverged:
+        if self.execution.keep_checkpoint and not self.diverged:
             trainer.save_checkpoint(self.checkpoint)
         else:
             self.checkpoint.unlink(missing_ok=True)
 
     def _trainer(self, tick: Callable[[float], None]) -> pl.Trainer:
+        recipe, execution = self.recipe, self.execution
         figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
         return pl.Trainer(
-            max_epochs=self.rounds,
-            precision="64-true" if self.dtype == "float64" else "32-true",
+            max_epochs=recipe.rounds,
+            precision="64-true" if recipe.dtype == "float64" else "32-true",
             accelerator="cpu",
             logger=self._logger(),
             callbacks=[
                 FederatedServer(
                     self.algorithm,
                     clients_per_round=self.cohort,
-                    local_steps=self.local_steps,
+                    local_steps=recipe.local_steps,
                     seed=self.seed,
-                    compile=self.compile,
-                    workers=self.workers,
+                    compile=execution.compile,
+                    workers=execution.workers,
                 ),
-                ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
+                ClientEvaluation(recipe.evaluate_every, 10 * recipe.evaluate_every, also_after=recipe.evaluate_also),
                 figure,
                 Recorder(self, figure, tick),
                 ModelCheckpoint(
@@ -201,8 +230,8 @@ class Run:
             "setting": self.setting.name,
             "algorithm": hyper_parameters(self.algorithm),
             "seed": self.seed,
-            "local_steps": self.local_steps,
-            "dtype": self.dtype,
+            "local_steps": self.recipe.local_steps,
+            "dtype": self.recipe.dtype,
         }
 
     def check(self) -> None:

@@ -13,7 +13,7 @@ from lightning_fed import algorithms, transforms
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedDR
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules import FEMNIST, Synthetic
-from lightning_fed.datamodules.femnist import npz
+from lightning_fed.datamodules.femnist import Pixels, Selection, npz
 from lightning_fed.lightning import pl
 from lightning_fed.models import MLP, FemnistCNN
 from lightning_fed.transforms import Compose, Transform
@@ -59,9 +59,14 @@ def femnist(path: Path | None = None) -> Setting:
 
     def data(seed: int, dtype: Dtype) -> FEMNIST:
         core = path is not None and path.suffix == ".npz" and npz.core_writers(path) is not None
-        least = 0 if path is None else 100
+        selection = Selection(core=core, min_samples=0 if path is None else 100)
         return FEMNIST(
-            path, writers=CLIENTS, core=core, min_samples=least, seed=seed, batch_size=BATCH_SIZE, dtype=dtype
+            path,
+            writers=CLIENTS,
+            selection=selection,
+            pixels=Pixels(dtype=dtype),
+            seed=seed,
+            batch_size=BATCH_SIZE,
         )
 
     name = "femnist-generated" if path is None else f"femnist-{path.stem}"
