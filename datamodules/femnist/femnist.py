@@ -32,7 +32,7 @@ from lightning_fed.datamodules.femnist.selection import Rows, select, split_as_g
 
 log = logging.getLogger(__name__)
 
-#: how many hands the generator has, unless the user wants another number
+#: Default number of generated writers.
 GENERATED_WRITERS = 100
 
 
@@ -55,7 +55,7 @@ class FEMNIST(FederatedDataModule):
         loading: arguments of :class:`~lightning_fed.FederatedDataModule`, such as ``batch_size`` (10 by default),
             ``eval_batch_size`` (512), ``drop_last``, ``sampler`` and ``loader_options``.
 
-    A mapping will do for each of the four groups:
+    Each of the four groups may be given as a mapping:
 
     >>> data = FEMNIST("data/femnist", writers=30, selection={"min_samples": 100}, split={"train_fraction": 0.8})
     >>> data.selection
@@ -102,7 +102,7 @@ class FEMNIST(FederatedDataModule):
         self.save_hyperparameters(ignore=["sampler", "loader_options"])
 
     def prepare_data(self) -> None:
-        """Download, convert or generate, if that was not done before."""
+        """Download, convert or generate the data, unless the cache has them."""
         if self.source.download:
             assert self.path is not None
             sources.DOWNLOADS[self.source.kind](self.path)
@@ -126,7 +126,7 @@ class FEMNIST(FederatedDataModule):
         count = sum(map(len, train.values())) + sum(map(len, test.values()))
         self.description = f"{characters.source} ({len({*train, *test})} writers, {count} characters)"
         if characters.generated:
-            log.warning("The data are %s: results on them say nothing about FEMNIST.", self.description)
+            log.warning("The data are %s: results on them do not apply to FEMNIST.", self.description)
 
     def _characters(self) -> Characters:
         if self.path is not None:

@@ -1,7 +1,7 @@
-"""Handwriting for when there are no data: writers with a hand of their own, in the shape of FEMNIST.
+"""Generate handwriting in the format of FEMNIST, by writers that differ.
 
-A character is one of the skeletons in ``glyphs.txt``, bent as this writer bends it, bent a little more as no two
-characters are the same, and drawn with this writer's pen.
+A character is one of the skeletons in ``glyphs.txt``, with the writer's deformation, a small random deformation of its
+own, and the writer's pen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rng = np.random.Generator
 
-#: how often a character occurs, about as in NIST's forms: half of them are digits
+#: Relative frequency of each character, about as in NIST's forms: half of them are digits.
 RATES = (
     *[40] * 10,
     *(7, 4, 11, 5, 5, 10, 3, 3, 13, 4, 3, 6, 10),  # A to M
@@ -41,7 +41,7 @@ PIECE, WINDOW, MARGIN = 1.8, 9, 5
 
 @dataclass(frozen=True)
 class Handwriting:
-    """What :func:`write` was asked for."""
+    """Checked arguments of :func:`write`."""
 
     writers: int
     seed: int
@@ -56,12 +56,13 @@ class Handwriting:
 def write(writers: int = 100, seed: int = 0, mean_characters: float = 230) -> Iterator[Block]:
     """Characters of ``writers`` writers, one block each.
 
-    Writer ``w`` is a function of ``seed`` and ``w`` (and of ``mean_characters``), whoever else is asked for. Writers
-    differ in how much they write (most between 50 and 500 characters), in which characters, and in their hand.
+    Writer ``w`` is a function of ``seed`` and ``w`` (and of ``mean_characters``), whatever the number of
+    writers. Writers differ in the number of their characters (most between 50 and 500), in which characters they write,
+    and in their hand.
 
     Args:
-        writers: how many.
-        seed: of all draws.
+        writers: number of writers.
+        seed: seeds all draws.
         mean_characters: mean number of characters of a writer.
 
     >>> [(block.writer, block.images.shape[1]) for block in write(writers=2)]
@@ -79,7 +80,7 @@ def _writer(asked: Handwriting, w: int) -> Block:
 
 
 def _labels(rng: Rng, mean: float) -> Ints:
-    """What a writer writes: sizes are skewed, and every writer favours other characters."""
+    """Draw a writer's labels: numbers are skewed, and every writer favours other characters."""
     spread = 0.5
     count = mean * rng.lognormal(-(spread**2) / 2, spread)
     rates = np.array(RATES, dtype=float)

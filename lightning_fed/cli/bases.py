@@ -1,4 +1,4 @@
-"""Configs that build on another one: ``base: FILE`` at the top of a YAML file."""
+"""Configs that build on another config: ``base: FILE`` at the top of a YAML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BaseParser(LightningArgumentParser):
     """Reads ``base: FILE``, a path relative to the file that names it, before the rest of that file."""
 
     def parse_string(self, content: str, path: str | Path = "", **kwargs: Any) -> Any:
-        """Parse a config with its bases; the working folder is the folder of the config meanwhile."""
+        """Parse a config with its bases; the parser has changed to the config's folder, so that paths are relative."""
         own = _loaded(content)
         if "base" in own:
             try:
@@ -59,7 +59,7 @@ def merged(base: Any, own: Any) -> Any:
 
 
 def _loaded(content: str) -> dict[str, Any]:
-    """A YAML mapping with its interpolations unresolved; empty if the parser has to report what it is."""
+    """A YAML mapping with its interpolations unresolved; empty if it is no mapping, which the parser reports."""
     try:
         found = OmegaConf.to_container(OmegaConf.create(content))
     except (yaml.YAMLError, OmegaConfBaseException, ValueError):

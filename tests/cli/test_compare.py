@@ -101,7 +101,7 @@ def test_what_has_diverged_is_not_run_again_and_a_report_runs_nothing(
     assert Path("runs/compare/quick/compare.md").read_text() == first
     main(["compare", "--quick", "--sets", "1", "--rounds", "2", "--report"])
     main(["compare", "--out", "elsewhere", "--report"])
-    assert "Nothing was run yet." in capsys.readouterr().out
+    assert "There are no runs to report on yet." in capsys.readouterr().out
 
 
 def test_only_some_rounds_are_evaluated() -> None:

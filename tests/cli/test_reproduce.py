@@ -131,7 +131,7 @@ def test_an_interrupted_command_goes_on_and_ends_as_if_it_had_not_been(
     with pytest.raises(SystemExit) as stopped:
         main([*SMALL, "--out", "broken"])
     assert stopped.value.code == 130
-    assert "The same command goes on" in capsys.readouterr().out
+    assert "Repeat the command to resume" in capsys.readouterr().out
     assert (Path("broken") / "quick" / "synthetic-(1,1)" / "FedDR" / "seed_0" / "last.ckpt").exists()
     before = len(calls)
     main([*SMALL, "--out", "broken"])

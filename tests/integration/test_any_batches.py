@@ -415,7 +415,7 @@ def test_a_last_batch_of_one_sample_with_batchnorm_says_what_to_do() -> None:
 
 def test_confusion_refuses_batches_that_are_no_pairs() -> None:
     server = FederatedServer(FedAvg(), figure=False, evaluate_every=0)
-    with pytest.raises(TypeError, match=r"Confusion wants batches \(x, y\), got dict"):
+    with pytest.raises(TypeError, match=r"Confusion needs batches \(x, y\), got dict"):
         quiet_trainer(server, 1, callbacks=[Confusion()]).fit(Regression(), datamodule=federation(as_dict))
 
 

@@ -200,7 +200,7 @@ def test_an_unknown_client_is_named_next_to_some_that_exist():
         data.client_dataset("3")
     with pytest.raises(ValueError, match=r"Unknown client 9"):
         data.client_dataloader(9)
-    with pytest.raises(ValueError, match=r"Client 0 has no val data. It came for 1 clients: 1\."):
+    with pytest.raises(ValueError, match=r"Client 0 has no val data. There are val data of 1 clients: 1\."):
         data.client_eval_dataloader(0, "val")
 
 

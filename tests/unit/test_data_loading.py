@@ -255,7 +255,7 @@ def test_positions_come_in_any_iterable_of_whole_numbers(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ([], ValueError, "sampler gave no samples for client 0, who has 5"),
+        ([], ValueError, "sampler gave no samples for client 0, which has 5"),
         ([0, 5], ValueError, "sampler gave position 5 for client 0, whose samples are 0 to 4"),
         ([-1], ValueError, "sampler gave position -1 for client 0"),
         (None, TypeError, "sampler must give positions of samples.*it gave None for client 0"),

@@ -41,7 +41,7 @@ def test_named_writers_come_in_the_order_of_the_source() -> None:
 
 
 def test_an_unknown_writer_is_refused_with_names_that_are_close() -> None:
-    with pytest.raises(DataError, match=r"FEMNIST.writers names 'danny', whom these does not have. It has dan"):
+    with pytest.raises(DataError, match=r"FEMNIST.writers names 'danny', which these does not have. It has dan"):
         select(source(), writers=["eve", "danny"])
 
 

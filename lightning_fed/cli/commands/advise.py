@@ -1,4 +1,4 @@
-"""``lightning-fed advise --config configs/....yaml``: penalty, step size and local work for a model and its data."""
+"""``lightning-fed advise --config configs/....yaml``: recommend penalty, step size and local work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Measure the curvature of some clients' losses, at the first model and after a fe
 relaxation, step size and local steps, each with its reason. Takes the config files and overrides of `lightning-fed
 fit`; nothing is trained, logged or written."""
 
-#: in the place of what the config says: nothing but the measurement runs
+#: Replaces the config's settings, so that nothing but the measurement runs.
 QUIET: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
@@ -54,7 +54,7 @@ QUIET: dict[str, Any] = {
 
 
 class AdviseCLI(FederatedCLI):
-    """Builds what ``fit`` builds, without loggers, callbacks and checkpoints."""
+    """Builds the objects of ``fit``, without loggers, callbacks and checkpoints."""
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.prog, parser.usage = "lightning-fed advise", USAGE
@@ -100,7 +100,7 @@ class Measured:
 
 
 class Surveyor(pl.Callback):
-    """Measures before the first round, and ends the fit there."""
+    """Measures before the first round, and then ends the fit."""
 
     def __init__(self, clients: int, steps: int) -> None:
         self.clients, self.steps = clients, steps
@@ -127,8 +127,8 @@ class Surveyor(pl.Callback):
             L = max(curvature.L for curvature in here)
             if not 0 < L < math.inf:
                 raise ValueError(
-                    f"The curvature of {type(module).__name__}'s loss is {L:g} at its first model, so there is nothing"
-                    " to base advice on. Look for a loss that is linear, or not finite."
+                    f"The curvature of {type(module).__name__}'s loss is {L:g} at its first model, so no advice"
+                    " can be given. Check whether the loss is linear, or not finite."
                 )
             for _ in range(self.steps):
                 slope = torch.stack([client_gradient(trainer, layout, cid) for cid in chosen]).mean(0)
@@ -168,10 +168,14 @@ class Surveyor(pl.Callback):
 
 
 def main(args: list[str] | None = None) -> None:
-    """Measure, and print what is recommended."""
+    """Measure, and print the recommendations."""
     parser = argparse.ArgumentParser(usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--clients", type=_whole, default=5, help="to measure on, drawn by the seed (default: 5)")
-    parser.add_argument("--steps", type=int, default=10, help="gradient steps to the second point (default: 10)")
+    parser.add_argument(
+        "--clients", type=_whole, default=5, help="number of clients to measure, drawn by the seed (default: 5)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, help="number of gradient steps to the second point (default: 10)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument_group("options of fit", "--config FILE, --federated.algorithm.eta=VALUE and all others")
     options, others = parser.parse_known_args(sys.argv[2:] if args is None else args)
@@ -185,7 +189,7 @@ def main(args: list[str] | None = None) -> None:
     cli.trainer.callbacks.append(surveyor)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what fit would warn of is part of the advice
+            warnings.simplefilter("ignore")  # the advice contains the warnings of fit
             cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     except (TypeError, ValueError) as error:
         cli.parser.error(str(error))
@@ -201,7 +205,7 @@ def _whole(text: str) -> int:
 
 
 def report(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
-    """Text for people."""
+    """The recommendations as text."""
     curvature = measured.curvature
     by = "power iteration" if curvature.method == "hessian" else "differences of gradients: no second derivative"
     lowest = "unknown" if math.isnan(curvature.lowest) else f"{curvature.lowest:.4g}"

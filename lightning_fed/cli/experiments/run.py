@@ -1,4 +1,4 @@
-"""One run of an experiment: an algorithm, a seed, a folder; goes on where it was interrupted."""
+"""One run of an experiment: an algorithm, a seed, a folder; it can be resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_fed.trainer.hooks import Visit
 
 CLIENTS_PER_ROUND = 10
 
-#: rounds after which the model is kept, to compare the iterates of two algorithms
+#: Rounds after which the model is kept, to compare the iterates of two algorithms.
 MARKS = (1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)
 
 Row = dict[str, float]
@@ -38,7 +38,7 @@ Row = dict[str, float]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all runs of an experiment share, and their numbers depend on.
+    """Settings that all runs of an experiment share and that decide their results.
 
     Args:
         rounds: number of rounds.
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def cohort(self) -> int | None:
-        """Clients per round; None for everybody."""
+        """Clients per round; None for all."""
         return None if self.algorithm.everybody else CLIENTS_PER_ROUND
 
     @property
@@ -109,7 +109,7 @@ class Run:
         return self.folder / "last.ckpt"
 
     def history(self) -> list[Row]:
-        """Metrics by round, as far as the run has come; a longer run is shown as far as it is asked for."""
+        """Metrics by round so far, of at most ``rounds`` rounds."""
         path = self.folder / "rounds.csv"
         if not path.exists():
             return []
@@ -123,11 +123,11 @@ class Run:
 
     @property
     def diverged(self) -> str | None:
-        """Where and how, if it has; the metrics then end before."""
+        """Where and how the run diverged, or None; metrics end before that round."""
         return self.facts().get("diverged")
 
     def resumes_at(self) -> int:
-        """Rounds that need not be run again."""
+        """Number of rounds that the checkpoint holds."""
         if not self.checkpoint.exists():
             return 0
         try:
@@ -145,12 +145,12 @@ class Run:
         return np.load(path) if path.exists() else None
 
     def facts(self) -> dict[str, Any]:
-        """What the run was made of, and what its data are."""
+        """Settings of the run, and the description of its data."""
         path = self.folder / "run.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     def go(self, tick: Callable[[float], None] = lambda rounds: None) -> None:
-        """Run what is missing of it, or until it diverges; ``tick`` is told about fractions of rounds as they pass."""
+        """Run the missing rounds, or until divergence; ``tick`` gets fractions of rounds as they pass."""
         self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.execution.threads is not None:
@@ -210,7 +210,7 @@ class Run:
         )
 
     def record(self, history: list[Row], x_bar: np.ndarray[Any, np.dtype[Any]] | None) -> None:
-        """Write the metrics so far, whole or not at all, and the model where it is wanted."""
+        """Write the metrics so far in one atomic step, and the model if it is given."""
         if x_bar is not None:
             self._x_bar_path(len(history)).parent.mkdir(exist_ok=True)
             np.save(self._x_bar_path(len(history)), x_bar)
