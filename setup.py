@@ -17,7 +17,7 @@ setup(
     },
     package_data={
         "lightning_fed": ["py.typed"],
-        "lightning_fed.configs": ["*.yaml"],
+        "lightning_fed.configs": ["*.yaml", "base/*.yaml"],
         "lightning_fed.datamodules.femnist": ["glyphs.txt"],
     },
     ext_modules=[

@@ -1,8 +1,8 @@
-"""synthetic-(a, b): logistic data whose heterogeneity between clients is a number."""
+"""synthetic-(a, b): logistic data whose clients differ by a given degree."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,8 +36,11 @@ class Synthetic(FederatedDataModule):
         b: standard deviation of :math:`B_k`: how far apart the samples of different clients lie.
         iid: one :math:`W, b` for all clients, and :math:`v_k = 0`.
         clients: number of clients, called f_00000, f_00001, ...
-        seed: of one stream from which everything is drawn; the split into train and test has ``seed + 1``.
+        seed: seeds the stream of all draws; the split into train and test is seeded by ``seed + 1``.
         dtype: of the samples; labels are int64.
+        batch_size: of training batches.
+        loading: other arguments of :class:`~lightning_fed.FederatedDataModule`: ``eval_batch_size`` (8192 by default),
+            ``drop_last``, ``sampler`` and ``loader_options``.
 
     Reference: arXiv:1812.06127.
     """
@@ -50,19 +53,23 @@ class Synthetic(FederatedDataModule):
         clients: int = 30,
         seed: int = 0,
         batch_size: int = 2,
-        eval_batch_size: int = 8192,
         dtype: Literal["float32", "float64"] = "float32",
-        drop_last: bool = False,
+        **loading: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, drop_last=drop_last)
-        self.save_hyperparameters()
+        super().__init__(
+            None, None, None, batch_size=batch_size, eval_batch_size=loading.pop("eval_batch_size", 8192), **loading
+        )
+        loading["eval_batch_size"] = self.eval_batch_size
+        self.save_hyperparameters(ignore=["sampler", "loader_options"])  # functions have no place in checkpoints
         self.a, self.b, self.iid, self.clients, self.seed, self.dtype = a, b, iid, clients, seed, dtype
         positive(self, "a", "It is a standard deviation.", zero=True)
         positive(self, "b", "It is a standard deviation.", zero=True)
         whole(self, "clients", 1)
         whole(self, "seed", 0)
         if seed > 2**32 - 2:
-            raise ValueError(f"Synthetic.seed must be at most 2**32 - 2, as legacy NumPy streams want it, got {seed}.")
+            raise ValueError(
+                f"Synthetic.seed must be at most 2**32 - 2, the limit of legacy NumPy streams, got {seed}."
+            )
         one_of(self, "dtype", ("float32", "float64"))
 
     def setup(self, stage: str | None = None) -> None:
@@ -82,7 +89,7 @@ class Synthetic(FederatedDataModule):
 
 
 def generate(a: float = 1.0, b: float = 1.0, clients: int = 30, seed: int = 0, iid: bool = False) -> dict[str, Samples]:
-    """Samples and labels of every client, drawn from one legacy stream; sizes do not depend on ``a`` and ``b``.
+    """Draw samples and labels of every client from one legacy stream; sizes do not depend on ``a`` and ``b``.
 
     >>> x, y = generate(clients=2)["f_00000"]
     >>> x.shape[1], y.dtype

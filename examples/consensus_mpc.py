@@ -1,7 +1,7 @@
-"""Consensus model-predictive control: four agents agree on the inputs of one plant, though some miss each round.
+"""Consensus model-predictive control: four agents agree on the inputs of one plant, with some absent in each round.
 
-At each time, a few rounds of FedADMM look for the inputs ``U = (u_0 .. u_{T-1})`` of the least mean cost within bounds;
-``u_0`` is applied, the plant moves, and everybody goes on from its old variables, shifted by one time step.
+At each time, a few rounds of FedADMM compute the inputs ``U = (u_0 .. u_{T-1})`` of the least mean cost within bounds;
+``u_0`` is applied, the plant moves, and all agents continue from their last variables, shifted by one time step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lightning_fed.sampling import Uniform
 
 N, T, U_MAX = 4, 10, 2.0  # subsystems, each with an agent and an input; horizon; bound of the inputs
 START = torch.tensor([1, 0, -1, 0, 0.5, 0, -0.5, 0], dtype=torch.float64)  # position, velocity of each subsystem
-WEIGHTS: dict[ClientId, float] = dict.fromkeys(range(N), 1.0)  # all agents count alike
+WEIGHTS: dict[ClientId, float] = dict.fromkeys(range(N), 1.0)  # all agents have equal weight
 EYE = torch.eye(N, dtype=torch.float64)
 
 
@@ -41,7 +41,7 @@ def plant() -> tuple[Tensor, Tensor]:
 
 
 def costs() -> list[tuple[Tensor, Tensor]]:
-    """``(Q_i, R_i)``: agent i looks at its own subsystem only, and each is stricter than the one before."""
+    """``(Q_i, R_i)``: agent i weighs its own subsystem only, and each agent is stricter than the one before."""
     own = [torch.diag(EYE[i]) for i in range(N)]
     return [(torch.kron(e, torch.tensor([[10.0 * (i + 1), 0], [0, 1]]).double()), 0.1 * e) for i, e in enumerate(own)]
 
@@ -63,7 +63,7 @@ def agents() -> list[tuple[Tensor, Tensor]]:
 
 
 def centralised(s_now: Tensor) -> Tensor:
-    """The best ``U`` for one who knows all costs: accelerated projected gradient."""
+    """The centralised optimum ``U`` of all costs, by accelerated projected gradient."""
     H, K = (torch.stack(both).mean(0) for both in zip(*agents(), strict=True))
     eigenvalues = torch.linalg.eigvalsh(H)
     root = (eigenvalues[0] / eigenvalues[-1]).sqrt()
@@ -78,7 +78,7 @@ def centralised(s_now: Tensor) -> Tensor:
 
 @dataclass
 class Engine:
-    """Asks the agents of a round, one after another; each solves its own problem exactly."""
+    """Visits the agents of a round, one after another; each solves its local problem exactly."""
 
     clients: Sequence[Quadratic]
 
@@ -105,7 +105,7 @@ class Consensus:
         self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(x0))
 
     def __call__(self, s_now: Tensor) -> Tensor:
-        """The inputs agreed upon when the plant is in ``s_now``."""
+        """The agreed inputs for the plant's state ``s_now``."""
         self.shift() if self.warm and self.time else self.reset()
         engine = Engine([Quadratic(H_i, -K_i @ s_now) for H_i, K_i in agents()])
         for k in range(self.time * self.rounds, (self.time + 1) * self.rounds):
@@ -118,7 +118,7 @@ class Consensus:
         return self.server.x_bar
 
     def shift(self) -> None:
-        """Move what is known one step on in time; the last input is repeated."""
+        """Shift all variables by one time step; the last input is repeated."""
         eta, g = self.algorithm.eta, self.algorithm.g
         for i in range(N):
             x_i, z_i = (torch.cat([v[N:], v[-N:]]) for v in (self.store[i].state.x_i, self.store[i].state.z_i))
@@ -128,7 +128,7 @@ class Consensus:
 
 
 def closed_loop(controller: Callable[[Tensor], Tensor], steps: int = 30) -> tuple[Tensor, Tensor, float]:
-    """States and inputs by time, and the cost of all agents, if the first input ``controller`` wants is applied."""
+    """States and inputs by time, and the cost of all agents, if the first input of ``controller`` is applied."""
     A, B = plant()
     Q, R = (torch.stack(both).sum(0) for both in zip(*costs(), strict=True))
     states, inputs = [START], []
@@ -140,7 +140,7 @@ def closed_loop(controller: Callable[[Tensor], Tensor], steps: int = 30) -> tupl
 
 
 def gap_curves(size: int, steps: int, J_best: float) -> dict[str, dict[int, float]]:
-    """``|J / J_best - 1|`` by rounds per step: with ``size`` agents in each of them, with all, and with cold starts."""
+    """``|J / J_best - 1|`` by rounds per step: with ``size`` agents per round, with all, and with cold starts."""
     curves: dict[str, dict[int, float]] = {}
     for m, warm, k in ((*kind, k) for kind in ((size, True), (N, True), (N, False)) for k in (1, 2, 3, 5, 10, 20)):
         J = closed_loop(Consensus(k, m, warm), steps)[2]

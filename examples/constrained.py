@@ -1,6 +1,6 @@
 """Learning under constraints: ``g`` is the indicator of a set, and the server projects onto it.
 
-Eight clients with unlike data, three per round, against projected gradient on all data; and a LightningModule in a box.
+Eight heterogeneous clients, three per round, against projected gradient on all data; and a LightningModule in a box.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ X0 = torch.zeros(6, dtype=torch.float64)
 
 
 class Constraint(Prox):
-    """A ``g`` of your own: 0 inside a set, infinite outside, with the projection for its prox."""
+    """A custom ``g``: 0 inside a set, infinite outside; its prox is the projection."""
 
     indicator = True
 
@@ -35,7 +35,7 @@ class Constraint(Prox):
 
 @dataclass(frozen=True)
 class Simplex(Constraint):
-    """Entries >= 0 that sum to 1; the projection lowers all by the same amount and cuts off what is negative."""
+    """Entries >= 0 that sum to 1; the projection lowers all by the same amount and sets negative entries to 0."""
 
     def prox(self, v: Tensor, t: float) -> Tensor:
         ordered = v.sort(descending=True).values
@@ -45,7 +45,7 @@ class Simplex(Constraint):
 
 @dataclass(frozen=True)
 class Ball(Constraint):
-    """Norm <= radius; what is outside moves straight towards the origin."""
+    """Norm <= radius; the projection moves points outside straight towards the origin."""
 
     radius: float = 1.0
 
@@ -55,7 +55,7 @@ class Ball(Constraint):
 
 @dataclass(frozen=True)
 class Logistic:
-    """Mean of ``log(1 + exp(-y a'x))``: anything with a value, a gradient and a number of samples can be a client."""
+    """Mean of ``log(1 + exp(-y a'x))``: any object with a value, a gradient and a number of samples can be a client."""
 
     A: Tensor
     y: Tensor
@@ -70,7 +70,7 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Problem:
-    """Clients, FedADMM with the set their model is confined to, and how they solve their own problems."""
+    """Clients, FedADMM with the set of allowed models, and the solver of local problems."""
 
     clients: list[Loss]
     algorithm: FedADMM
@@ -95,7 +95,7 @@ class Problem:
 
 
 def problems() -> dict[str, Problem]:
-    """Mixture weights on a simplex, a classifier in a box, a regression in a ball; every client has its own truth."""
+    """Mixture weights on a simplex, a classifier in a box, a regression in a ball; true models differ by client."""
     drawn = torch.randn(8, 41, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = [(d[:40], d[:40] @ (torch.linspace(-1, 1.5, 6).to(d) + d[40])) for d in drawn]
     squares: list[Loss] = [Quadratic(a.T @ a / 40, a.T @ b / 40, 40) for a, b in data]
@@ -108,7 +108,7 @@ def problems() -> dict[str, Problem]:
 
 
 class Regression(pl.LightningModule):
-    """Knows nothing of constraints; ``largest`` is its largest weight after each round."""
+    """A module without constraints; ``largest`` is its largest weight after each round."""
 
     def __init__(self) -> None:
         super().__init__()

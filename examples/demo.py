@@ -1,6 +1,6 @@
-"""LEAF's CNN for FEMNIST by FedADMM, through a stock Trainer, on generated handwriting; `make demo` runs this.
+"""Train LEAF's CNN for FEMNIST with FedADMM in a stock Trainer, on generated handwriting; `make demo` runs this.
 
-20 writers, 10 of them per round, 20 SGD steps each. Ends with a figure and with what is mistaken for what.
+20 writers, 10 of them per round, 20 SGD steps each. Ends with a figure and the most frequent mistakes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--data", type=Path, help="LEAF JSON, npz by writer, parquet or NIST instead of generated data")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
-    parser.add_argument("--threads", type=int, default=1, help="of torch; more only help where nothing else runs")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="number of torch's threads; more than 1 help only on an idle machine"
+    )
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --out")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     pl.seed_everything(0, verbose=False)
-    data = FEMNIST(args.data, writers=20, batch_size=20, invert=True)
+    data = FEMNIST(args.data, writers=20, batch_size=20, pixels={"invert": True})
     figure = FinalFigure(args.out / "figure.png", title="LEAF's CNN by FedADMM")
     confusion = Confusion(args.out / "confusion.png", top=8)
     logger = AutoWandbLogger(project="lightning-fed", name="demo", save_dir=str(args.out))
@@ -43,7 +45,7 @@ def main() -> None:
         limit_val_batches=0,  # the federated evaluation reads the test data already
         callbacks=[
             FederatedServer(FedADMM(eta=0.1), clients_per_round=10, local_steps=20),
-            ModelCheckpoint(  # every client's state is 79 MB: once at the end, or when it is interrupted
+            ModelCheckpoint(  # every client's state is 79 MB: save once at the end, or on interruption
                 args.out / "checkpoints",
                 every_n_epochs=args.rounds,
                 save_last=True,
@@ -62,11 +64,11 @@ def main() -> None:
     mistakes = [f"{true} taken for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()]
     print("Mistakes:   " + ", ".join(mistakes))
     print(f"Figures:    {figure.path}, {confusion.path}")
-    print("To go on:   make demo ARGS='--resume --rounds 40'")
+    print("To resume:  make demo ARGS='--resume --rounds 40'")
     print("Your data:  make demo ARGS='--data FOLDER_OR_FILE'; see docs/data.md and configs/femnist_fedadmm.yaml")
     if logger.experiment.offline:
         run = f"{args.out}/wandb/latest-run"
-        print(f"W&B:        offline; to look at it here: wandb leet {args.out}/wandb; to upload it: wandb sync {run}")
+        print(f"W&B:        offline; to view it here: wandb leet {args.out}/wandb; to upload it: wandb sync {run}")
 
 
 def summarise(history: list[dict[str, float]], seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Pruning by ``g``: FedADMM with a group lasso ends with convolution filters that are zero, and they are cut out.
+"""Pruning by ``g``: train with FedADMM and a group lasso, which makes filters zero, and remove these filters.
 
 A small network on generated handwriting: 20 writers, 10 of them per round, a minute or two. The prox of the server
-makes whole filters exactly zero; taken out of the network, they leave a smaller one that says the same.
+makes whole filters exactly zero; without them, a smaller network gives the same outputs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONVOLUTIONS = "conv*.weight"
 
 
 class SmallCNN(pl.LightningModule):
-    """Two convolutions without padding, each with pooling, and a linear layer; knows nothing of pruning."""
+    """Two convolutions without padding, each with pooling, and a linear layer; without code for pruning."""
 
     def __init__(self, filters: tuple[int, int] = (16, 32), lr: float = 0.05) -> None:
         super().__init__()
@@ -60,8 +60,8 @@ class SmallCNN(pl.LightningModule):
 def without_zero_filters(net: SmallCNN) -> SmallCNN:
     """The same function with fewer filters.
 
-    A zero filter gives relu(its bias) everywhere, so what it adds to the next layer is a constant: it goes into the
-    biases there. That is exact because there is no padding, which would cut the constant off at the borders.
+    A zero filter gives relu(its bias) everywhere, so it adds a constant to the next layer, which goes into the
+    biases there. This is exact because there is no padding, which would cut the constant off at the borders.
     """
     layers = {name: (layer.weight.clone(), layer.bias.clone()) for name, layer in net.named_children()}
     for name, following in pairwise(layers):
@@ -83,7 +83,7 @@ def without_zero_filters(net: SmallCNN) -> SmallCNN:
 
 @torch.no_grad()
 def logits_of(net: SmallCNN, data: FederatedDataModule) -> tuple[Tensor, Tensor]:
-    """What the network says of all writers' test characters, in its own precision, and what they are."""
+    """The network's outputs for all writers' test characters, in its own precision, and the labels."""
     batches = [(net(x.to(net.head.weight.dtype)), y) for x, y in data.test_dataloader()]
     return torch.cat([scores for scores, _ in batches]), torch.cat([y for _, y in batches])
 
@@ -108,13 +108,13 @@ def draw(history: list[dict[str, float]]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--strength", type=float, help="of the group lasso; 0.004 by default")
-    parser.add_argument("--quick", action="store_true", help="4 writers, 3 rounds: does it all work?")
+    parser.add_argument("--strength", type=float, help="strength of the group lasso (default: 0.004)")
+    parser.add_argument("--quick", action="store_true", help="try it: 4 writers, 3 rounds")
     parser.add_argument("--out", type=Path, default=Path("runs/pruning"))
     args = parser.parse_args()
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
-    data = FEMNIST(writers=4 if args.quick else 20, batch_size=20, invert=True)
+    data = FEMNIST(writers=4 if args.quick else 20, batch_size=20, pixels={"invert": True})
     strength = args.strength or (0.01 if args.quick else 0.004)
     g = GroupLasso(strength, on=CONVOLUTIONS, by="filter")
     figure = FinalFigure(args.out / "figure.png", title="FedADMM with a group lasso")
@@ -146,7 +146,7 @@ def main() -> None:
     report(net.float(), pruned, [float((scores.argmax(1) == labels).float().mean()) for scores in (before, after)])
     print(f"\nData:       {data.description}\nFigures:    {args.out / 'pruning.png'}, {figure.path}")
     if logger.experiment.offline:
-        print(f"W&B:        offline; to look at it here: wandb leet {args.out}/wandb")
+        print(f"W&B:        offline; to view it here: wandb leet {args.out}/wandb")
 
 
 def report(net: SmallCNN, pruned: SmallCNN, accuracies: list[float]) -> None:

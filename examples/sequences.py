@@ -1,4 +1,4 @@
-"""Sequences of different lengths by client, with a collate_fn: 8 clients, a GRU that tells rising from falling waves.
+"""Train a GRU on sequences of different lengths, with a collate_fn: 8 clients, rising and falling waves.
 
 The data are drawn here so that the example needs no download; put your own sequences in their place.
 """
@@ -17,7 +17,7 @@ Sample = tuple[Tensor, Tensor]
 
 
 class Listener(pl.LightningModule):
-    """A GRU over packed sequences, as under a plain Trainer."""
+    """A GRU over packed sequences, as for a plain Trainer."""
 
     def __init__(self, features: int = 1, hidden: int = 16, classes: int = 2) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def main() -> None:
     pl.seed_everything(0, verbose=False)
     train = {f"microphone {i}": waves(i, 30 + 5 * i) for i in range(8)}
     test = {f"microphone {i}": waves(100 + i, 20) for i in range(8)}
-    data = FederatedDataModule(train, test=test, batch_size=16, collate_fn=together)
+    data = FederatedDataModule(train, test=test, batch_size=16, loader_options={"collate_fn": together})
     trainer = pl.Trainer(
         max_epochs=8,
         accelerator="cpu",

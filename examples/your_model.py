@@ -1,4 +1,4 @@
-"""A model that was written for plain Lightning, federated without a change: 12 clients with unlike classes.
+"""Train an unchanged Lightning model in a federation of 12 clients with different classes.
 
 The data are drawn here so that the example needs no download; put your own dataset in their place.
 """
@@ -17,7 +17,7 @@ from lightning_fed.partition import Dirichlet
 
 
 class Classifier(pl.LightningModule):
-    """As found in any project: BatchNorm, dropout, Adam, a scheduler, torchmetrics."""
+    """A usual module: BatchNorm, dropout, Adam, a scheduler, torchmetrics."""
 
     def __init__(self, features: int = 20, classes: int = 4) -> None:
         super().__init__()

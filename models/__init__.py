@@ -1,4 +1,4 @@
-"""Ordinary LightningModules: nothing in them knows about federation."""
+"""Ordinary LightningModules, without code for federations."""
 
 from lightning_fed.models.femnist_cnn import FemnistCNN
 from lightning_fed.models.mlp import MLP

@@ -1,4 +1,4 @@
-"""What classifiers of one label have in common."""
+"""Base class of classifiers with one label per sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Classifier(pl.LightningModule):
     Args:
         classes: number of classes.
         lr: step size of SGD.
-        log_train: log loss and accuracy of training batches; on a small model that costs more than the step itself.
+        log_train: log loss and accuracy of training batches; on a small model this takes longer than the step itself.
     """
 
     def __init__(self, classes: int, lr: float, log_train: bool = True) -> None:

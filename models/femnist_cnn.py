@@ -11,7 +11,7 @@ class FemnistCNN(Classifier):
     """Two 5x5 convolutions with pooling, one hidden layer of 2048, 62 characters; for 28x28 images in one channel.
 
     Images may come flat, as LEAF stores them. No dropout, no normalisation; weights are Glorot-uniform and biases zero,
-    which is what TensorFlow's layers give LEAF.
+    as TensorFlow's defaults make them in LEAF.
 
     Args:
         lr: step size of SGD.

@@ -21,7 +21,7 @@ class MLP(Classifier):
         sizes: number of features, of units in each hidden layer, and of classes; inputs are flattened.
         lr: step size of SGD.
         activation: between the layers.
-        log_train: log loss and accuracy of training batches; costs more than the step itself.
+        log_train: log loss and accuracy of training batches; this takes longer than the step itself.
 
     >>> sum(p.numel() for p in MLP().parameters())
     2282

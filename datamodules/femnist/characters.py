@@ -28,14 +28,14 @@ ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CLASSES = len(ALPHABET)
 FORMAT = 2
 
-#: rows that are copied at a time when samples have to be brought together by writer
+#: Number of rows that are copied at a time when samples are sorted by writer.
 CHUNK = 4096
 
 Bytes = NDArray[np.uint8]
 
 
 class DataError(ValueError):
-    """Data that cannot be what they should be; names the file, the writer and the problem."""
+    """Data are missing or wrong; the message names the file, the writer and the problem."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Block:
 
     Args:
         writer: name of the writer; a writer may come in several blocks.
-        images: shape (k, 784), row by row, as LEAF has them: paper is 255, ink goes towards 0.
+        images: shape (k, 784), row by row, as in LEAF: paper is 255, ink goes towards 0.
         labels: shape (k,), positions in :data:`ALPHABET`.
-        test: which of them belong to the test data, where the source says so.
+        test: which of them belong to the test data, if the source says so.
     """
 
     writer: str
@@ -69,7 +69,7 @@ class Characters:
     core: list[str] | None = field(repr=False)
 
     def rows(self, writer: int) -> range:
-        """Where the characters of a writer lie."""
+        """The rows of a writer's characters."""
         return range(int(self.ends[writer - 1]) if writer else 0, int(self.ends[writer]))
 
     @classmethod
@@ -96,8 +96,8 @@ class Characters:
         for name, digest in meta["digests"].items():
             if digest_of(folder / name) != digest:
                 raise DataError(
-                    f"{folder / name}: this cache is damaged: its bytes are not those that were written. Delete the"
-                    " folder; it is then made anew."
+                    f"{folder / name}: this cache is damaged: its checksum does not match. Delete the folder to"
+                    " build it again."
                 )
         return opened
 
@@ -111,7 +111,7 @@ def build(
     generated: bool = False,
     core: list[str] | None = None,
 ) -> Characters:
-    """Write the blocks of a source into ``folder``, whole or not at all, and open it."""
+    """Write the blocks of a source into ``folder`` in one atomic step, and open it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(mkdtemp(prefix=f".{folder.name[:16]}-", dir=folder.parent))
     try:
@@ -120,7 +120,7 @@ def build(
         meta["digests"] = {path.name: digest_of(path) for path in sorted(scratch.glob("*.u8"))}
         meta["digest"] = _digest(meta)
         (scratch / "meta.json").write_text(json.dumps(meta))
-        with suppress(OSError):  # where another process was faster, its folder is as good
+        with suppress(OSError):  # another process may have written the same folder first
             os.replace(scratch, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -135,7 +135,7 @@ def _write(folder: Path, blocks: Iterable[Block], source: str) -> dict[str, Any]
         for block in blocks:
             check(block, source)
             if split is not None and split != (block.test is not None):
-                raise DataError(f"{source}: some writers have a test split and {block.writer!r} is not like them.")
+                raise DataError(f"{source}: some writers have a test split, but {block.writer!r} differs.")
             split = block.test is not None
             owners.append((writers.setdefault(block.writer, len(writers)), len(block.labels)))
             files.append(block)
@@ -172,11 +172,11 @@ class _files:  # noqa: N801 - a context manager
 
 
 def check(block: Block, source: str) -> None:
-    """Refuse a block that a reader should not have let through."""
+    """Refuse an invalid block, which is a bug of a reader."""
     where = f"{source}, writer {block.writer!r}"
     k = len(block.labels)
     if block.labels.ndim != 1:
-        raise DataError(f"{where}: labels came in the shape {block.labels.shape}, not one after the other.")
+        raise DataError(f"{where}: labels must have one dimension, got shape {block.labels.shape}.")
     if not k:
         raise DataError(f"{where}: has no characters.")
     if block.images.shape != (k, PIXELS):
@@ -213,12 +213,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: this cache is damaged ({error}). Delete the folder; it is then made anew.") from error
+        raise DataError(f"{path}: this cache is damaged ({error}). Delete the folder to build it again.") from error
     return meta
 
 
 def _digest(meta: dict[str, Any]) -> str:
-    """Of everything that is noted about a cache, but for this."""
+    """Checksum of a cache's metadata, without the checksum itself."""
     text = json.dumps({key: value for key, value in meta.items() if key != "digest"}, sort_keys=True)
     return sha256(text.encode()).hexdigest()
 
@@ -239,8 +239,8 @@ def _map(path: Path, shape: tuple[int, ...]) -> Bytes:
     size = path.stat().st_size if path.exists() else 0
     if size != np.prod(shape):
         raise DataError(
-            f"{path}: this cache is damaged: {size} bytes instead of {np.prod(shape)}. Delete the folder; it is then "
-            "made anew."
+            f"{path}: this cache is damaged: {size} bytes instead of {np.prod(shape)}. Delete the folder to build "
+            "it again."
         )
     # copy on write: PyTorch wants writable memory, and nothing must reach the file
     return np.memmap(path, dtype=np.uint8, mode="c", shape=shape)

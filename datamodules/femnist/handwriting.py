@@ -1,7 +1,7 @@
-"""Handwriting for when there are no data: writers with a hand of their own, in the shape of FEMNIST.
+"""Generate handwriting in the format of FEMNIST, by writers that differ.
 
-A character is one of the skeletons in ``glyphs.txt``, bent as this writer bends it, bent a little more as no two
-characters are the same, and drawn with this writer's pen.
+A character is one of the skeletons in ``glyphs.txt``, with the writer's deformation, a small random deformation of its
+own, and the writer's pen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Rng = np.random.Generator
 
-#: how often a character occurs, about as in NIST's forms: half of them are digits
+#: Relative frequency of each character, about as in NIST's forms: half of them are digits.
 RATES = (
     *[40] * 10,
     *(7, 4, 11, 5, 5, 10, 3, 3, 13, 4, 3, 6, 10),  # A to M
@@ -41,7 +41,7 @@ PIECE, WINDOW, MARGIN = 1.8, 9, 5
 
 @dataclass(frozen=True)
 class Handwriting:
-    """What :func:`write` was asked for."""
+    """Checked arguments of :func:`write`."""
 
     writers: int
     seed: int
@@ -56,12 +56,13 @@ class Handwriting:
 def write(writers: int = 100, seed: int = 0, mean_characters: float = 230) -> Iterator[Block]:
     """Characters of ``writers`` writers, one block each.
 
-    Writer ``w`` is a function of ``seed`` and ``w`` (and of ``mean_characters``), whoever else is asked for. Writers
-    differ in how much they write (most between 50 and 500 characters), in which characters, and in their hand.
+    Writer ``w`` is a function of ``seed`` and ``w`` (and of ``mean_characters``), whatever the number of
+    writers. Writers differ in the number of their characters (most between 50 and 500), in which characters they write,
+    and in their hand.
 
     Args:
-        writers: how many.
-        seed: of all draws.
+        writers: number of writers.
+        seed: seeds all draws.
         mean_characters: mean number of characters of a writer.
 
     >>> [(block.writer, block.images.shape[1]) for block in write(writers=2)]
@@ -79,7 +80,7 @@ def _writer(asked: Handwriting, w: int) -> Block:
 
 
 def _labels(rng: Rng, mean: float) -> Ints:
-    """What a writer writes: sizes are skewed, and every writer favours other characters."""
+    """Draw a writer's labels: numbers are skewed, and every writer favours other characters."""
     spread = 0.5
     count = mean * rng.lognormal(-(spread**2) / 2, spread)
     rates = np.array(RATES, dtype=float)
@@ -91,33 +92,34 @@ def _labels(rng: Rng, mean: float) -> Ints:
 
 
 @dataclass(frozen=True)
-class Hand:
-    """What all characters of a writer have in common. Lengths without a unit are hundredths of a capital's height.
+class Shapes:
+    """How a writer forms characters. Lengths are hundredths of a capital's height.
 
     Args:
-        favourite: shape (62,), the usual allograph of every character, a row of the glyphs.
-        faithful: probability that it is taken.
+        favourite: usual allograph of every character, a row of the glyphs; shape (62,).
+        faithful: probability that the writer takes it.
         bend: displacement of the points of every allograph, shape (g, k, 2).
-        corner: which points are corners, shape (g, k); a fluent writer rounds some that the skeletons have.
-        aspect: width over height, beside the skeletons', shape (62,).
-        size: beside the skeletons', shape (62,).
-        height: of a capital, in pixels.
-        digit: height of digits, beside capitals.
-        body, ascent, descent: heights of small letters, beside those of the skeletons.
-        slant: tangent of the angle to the vertical.
-        turn: angle of the baseline.
-        roundness: of curves; 1 is a circle.
-        linked: probability that the pen is not lifted between strokes.
-        unsteady: standard deviation of what is new in every character.
-        pen: width in pixels.
-        dark: of the ink, up to 1.
-        soft: width of the edge of the ink, in pixels.
+        corner: which points are corners, shape (g, k); a fluent writer rounds some corners of the skeletons.
     """
 
     favourite: Ints
     faithful: float
     bend: Floats
     corner: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """How large characters are.
+
+    Args:
+        aspect: width over height, relative to the skeletons, shape (62,).
+        size: relative to the skeletons, shape (62,).
+        height: of a capital, in pixels.
+        digit: height of digits, relative to capitals.
+        body, ascent, descent: heights of small letters, relative to the skeletons.
+    """
+
     aspect: Floats
     size: Floats
     height: float
@@ -125,14 +127,50 @@ class Hand:
     body: float
     ascent: float
     descent: float
+
+
+@dataclass(frozen=True)
+class Motion:
+    """How the writer moves the pen.
+
+    Args:
+        slant: tangent of the angle to the vertical.
+        turn: angle of the baseline.
+        roundness: of curves; 1 is a circle.
+        linked: probability that the pen is not lifted between strokes.
+        unsteady: standard deviation of the displacements that are new in every character.
+    """
+
     slant: float
     turn: float
     roundness: float
     linked: float
     unsteady: float
-    pen: float
+
+
+@dataclass(frozen=True)
+class Pen:
+    """What the pen draws.
+
+    Args:
+        width: in pixels.
+        dark: darkness of the ink, up to 1.
+        soft: width of the edge of the ink, in pixels.
+    """
+
+    width: float
     dark: float
     soft: float
+
+
+@dataclass(frozen=True)
+class Hand:
+    """What all characters of a writer have in common."""
+
+    shapes: Shapes
+    proportions: Proportions
+    motion: Motion
+    pen: Pen
 
     @classmethod
     def draw(cls, rng: Rng) -> Hand:
@@ -140,26 +178,34 @@ class Hand:
         bend = rng.normal(0, 2.5, points.shape) + _waves(rng, len(points), 5.0)(points)
         bend += _shifts(rng, glyphs().stroke, 4.0)
         height = rng.uniform(12, 18.5)
-        return cls(
-            favourite=_pick(rng, np.arange(CLASSES)),
-            faithful=rng.uniform(0.8, 1.0),
-            bend=bend,
-            corner=glyphs().corner & (rng.random(points.shape[:2]) > rng.beta(0.5, 4.0)),
-            aspect=rng.lognormal(0.08, 0.18) * rng.lognormal(0, 0.12, CLASSES),
-            size=rng.lognormal(0, 0.1, CLASSES),
-            height=height,
-            digit=min(1.25, rng.lognormal(-0.05, 0.16)),
-            body=rng.lognormal(0.05, 0.15),
-            ascent=rng.lognormal(0, 0.2),
-            descent=rng.lognormal(0.12, 0.22),
-            slant=rng.normal(0.1, 0.2),
-            turn=rng.normal(0, 0.05),
-            roundness=rng.uniform(0.7, 1.25),
-            linked=rng.beta(0.4, 5.0),
-            unsteady=rng.lognormal(0.3, 0.35),
-            pen=float(np.clip(rng.lognormal(0.88, 0.16) * (height / 15) ** 0.3, 1.6, 3.4)),
-            dark=1 - abs(rng.normal(0, 0.08)),
-            soft=rng.uniform(0.8, 1.6),
+        return cls(  # the order of the draws decides the data
+            Shapes(
+                favourite=_pick(rng, np.arange(CLASSES)),
+                faithful=rng.uniform(0.8, 1.0),
+                bend=bend,
+                corner=glyphs().corner & (rng.random(points.shape[:2]) > rng.beta(0.5, 4.0)),
+            ),
+            Proportions(
+                aspect=rng.lognormal(0.08, 0.18) * rng.lognormal(0, 0.12, CLASSES),
+                size=rng.lognormal(0, 0.1, CLASSES),
+                height=height,
+                digit=min(1.25, rng.lognormal(-0.05, 0.16)),
+                body=rng.lognormal(0.05, 0.15),
+                ascent=rng.lognormal(0, 0.2),
+                descent=rng.lognormal(0.12, 0.22),
+            ),
+            Motion(
+                slant=rng.normal(0.1, 0.2),
+                turn=rng.normal(0, 0.05),
+                roundness=rng.uniform(0.7, 1.25),
+                linked=rng.beta(0.4, 5.0),
+                unsteady=rng.lognormal(0.3, 0.35),
+            ),
+            Pen(
+                width=float(np.clip(rng.lognormal(0.88, 0.16) * (height / 15) ** 0.3, 1.6, 3.4)),
+                dark=1 - abs(rng.normal(0, 0.08)),
+                soft=rng.uniform(0.8, 1.6),
+            ),
         )
 
 
@@ -199,18 +245,19 @@ class Curves(NamedTuple):
 
 
 def _draw(rng: Rng, hand: Hand, labels: Ints) -> Bytes:
-    g = glyphs()
-    chosen = np.where(rng.random(len(labels)) < hand.faithful, hand.favourite[labels], _pick(rng, labels))
-    points = g.points[chosen] + hand.bend[chosen] + rng.normal(0, hand.unsteady, (len(labels), *g.points.shape[1:]))
-    points += _shifts(rng, g.stroke[chosen], 1.2 * hand.unsteady)
-    points = _proportions(hand, labels, _overshoot(rng, points, g.drawn[chosen], 0.05 * hand.unsteady))
-    linked = g.lifted[chosen] & (rng.random((len(labels), 1)) < hand.linked) & ~np.isin(labels, DOTTED)[:, None]
-    corner = hand.corner[chosen]
+    g, shapes, motion = glyphs(), hand.shapes, hand.motion
+    chosen = np.where(rng.random(len(labels)) < shapes.faithful, shapes.favourite[labels], _pick(rng, labels))
+    points = g.points[chosen] + shapes.bend[chosen]
+    points = points + rng.normal(0, motion.unsteady, (len(labels), *g.points.shape[1:]))
+    points += _shifts(rng, g.stroke[chosen], 1.2 * motion.unsteady)
+    points = _stretched(hand.proportions, labels, _overshoot(rng, points, g.drawn[chosen], 0.05 * motion.unsteady))
+    linked = g.lifted[chosen] & (rng.random((len(labels), 1)) < motion.linked) & ~np.isin(labels, DOTTED)[:, None]
+    corner = shapes.corner[chosen]
     corner[:, :-1] |= linked
     corner[:, 1:] |= linked
     curves = _curves(points, g.drawn[chosen] | linked, corner, hand)
     curves = _place(rng, hand, curves, len(labels))
-    return _ink(hand, curves, len(labels))
+    return _ink(hand.pen, curves, len(labels))
 
 
 def _shifts(rng: Rng, stroke: Ints, size: float) -> Floats:
@@ -232,14 +279,14 @@ def _overshoot(rng: Rng, points: Floats, drawn: NDArray[np.bool_], size: float) 
     return points
 
 
-def _proportions(hand: Hand, labels: Ints, points: Floats) -> Floats:
+def _stretched(by: Proportions, labels: Ints, points: Floats) -> Floats:
     """Stretch the skeletons: digits as a whole, small letters by their three heights."""
     x, y = points[..., 0], points[..., 1]
-    body = np.clip(y, 0, 50) * hand.body + np.maximum(y - 50, 0) * hand.ascent + np.minimum(y, 0) * hand.descent
+    body = np.clip(y, 0, 50) * by.body + np.maximum(y - 50, 0) * by.ascent + np.minimum(y, 0) * by.descent
     small, digit = (labels >= SMALL.start)[:, None], (labels < DIGITS.stop)[:, None]
-    size = np.where(small, hand.body, np.where(digit, hand.digit, 1.0))
-    stretched = np.stack([x * size * hand.aspect[labels, None], np.where(small, body, y * size)], axis=-1)
-    return stretched * hand.size[labels, None, None]
+    size = np.where(small, by.body, np.where(digit, by.digit, 1.0))
+    stretched = np.stack([x * size * by.aspect[labels, None], np.where(small, body, y * size)], axis=-1)
+    return stretched * by.size[labels, None, None]
 
 
 def _curves(points: Floats, drawn: NDArray[np.bool_], corner: NDArray[np.bool_], hand: Hand) -> Curves:
@@ -257,10 +304,10 @@ def _curves(points: Floats, drawn: NDArray[np.bool_], corner: NDArray[np.bool_],
     arrive = np.where(smooth[:, 1:], after, np.where(smooth[:, :-1], _mirror(before, unit), unit))
 
     row, j = drawn.nonzero()
-    count = np.ceil(length[row, j, 0] * hand.height / 100 * 1.2 / PIECE).astype(int)
+    count = np.ceil(length[row, j, 0] * hand.proportions.height / 100 * 1.2 / PIECE).astype(int)
     part = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     row, j, count = np.repeat(row, count), np.repeat(j, count), np.repeat(count, count)
-    reach = hand.roundness * length[row, j]
+    reach = hand.motion.roundness * length[row, j]
     ends = points[row, j], points[row, j + 1], reach * leave[row, j], reach * arrive[row, j]
     return Curves(row, _hermite(part / count, *ends), _hermite((part + 1) / count, *ends))
 
@@ -279,11 +326,11 @@ def _hermite(t: Floats, p: Floats, q: Floats, u: Floats, v: Floats) -> Floats:
 
 def _place(rng: Rng, hand: Hand, curves: Curves, rows: int) -> Curves:
     """Bend, slant, turn and scale; then centre the box around every character."""
-    row = curves.row
-    waves = _waves(rng, rows, 1.5 * hand.unsteady)
-    slant = hand.slant + 0.04 * hand.unsteady * rng.normal(size=rows)
-    angle = hand.turn + 0.03 * hand.unsteady * rng.normal(size=rows)
-    scale = hand.height / 100 * np.exp(0.06 * rng.normal(size=(2, rows)))
+    row, motion = curves.row, hand.motion
+    waves = _waves(rng, rows, 1.5 * motion.unsteady)
+    slant = motion.slant + 0.04 * motion.unsteady * rng.normal(size=rows)
+    angle = motion.turn + 0.03 * motion.unsteady * rng.normal(size=rows)
+    scale = hand.proportions.height / 100 * np.exp(0.06 * rng.normal(size=(2, rows)))
     sheared = np.array([[np.ones(rows), slant], [np.zeros(rows), np.ones(rows)]])
     turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrix = np.einsum("ijr,jkr,kr->rki", turned, sheared, scale)
@@ -292,13 +339,13 @@ def _place(rng: Rng, hand: Hand, curves: Curves, rows: int) -> Curves:
     first = np.searchsorted(row, np.arange(rows))
     low = np.minimum.reduceat(np.minimum(*ends), first)
     high = np.maximum.reduceat(np.maximum(*ends), first)
-    shrink = np.minimum(1.0, (ROOM - hand.pen) / (high - low).max(axis=1))[:, None]
+    shrink = np.minimum(1.0, (ROOM - hand.pen.width) / (high - low).max(axis=1))[:, None]
     middle = (low + high) / 2
     start, end = ((p - middle[row]) * shrink[row] * (1, -1) + (SIDE - 1) / 2 for p in ends)
     return Curves(row, start, end)
 
 
-def _ink(hand: Hand, curves: Curves, rows: int) -> Bytes:
+def _ink(pen: Pen, curves: Curves, rows: int) -> Bytes:
     """Every pixel is as dark as the nearest piece makes it; pieces are drawn in a window around each of them."""
     row, a, b = curves.row, curves.start.astype(np.float32), curves.end.astype(np.float32)
     corner = np.round((a + b) / 2).astype(np.int64) - WINDOW // 2
@@ -311,7 +358,7 @@ def _ink(hand: Hand, curves: Curves, rows: int) -> Bytes:
     dx = x[:, None, :] - t * step[:, 0, None, None]
     dy = y[:, :, None] - t * step[:, 1, None, None]
     distance = np.sqrt(dx * dx + dy * dy)
-    ink = np.clip((hand.pen / 2 - distance) / hand.soft + 0.5, 0, 1)
+    ink = np.clip((pen.width / 2 - distance) / pen.soft + 0.5, 0, 1)
 
     side = SIDE + 2 * MARGIN
     canvas = np.zeros((rows, side, side), dtype=np.float32)
@@ -319,4 +366,4 @@ def _ink(hand: Hand, curves: Curves, rows: int) -> Bytes:
     window = np.arange(WINDOW)[:, None] * side + np.arange(WINDOW)
     np.maximum.at(canvas.reshape(-1), (origin[:, None, None] + window).reshape(-1), ink.reshape(-1))
     inside = canvas[:, MARGIN:-MARGIN, MARGIN:-MARGIN].reshape(rows, PIXELS)
-    return (255 - np.round(255 * hand.dark * inside)).astype(np.uint8)
+    return (255 - np.round(255 * pen.dark * inside)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Walking through a large JSON object member by member: only one member's text is in memory at a time."""
+"""Read a large JSON object member by member, with one member's text in memory at a time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class JsonStream:
         return loads(text)
 
     def close(self) -> None:
-        """Nothing but space may be left."""
+        """Refuse text after the object, other than white space."""
         if rest := self._peek():
             raise JsonError(f"there is more after the end of the object: {_shown(rest)}")
 
@@ -87,7 +87,7 @@ class JsonStream:
         self._at += 1
 
     def _more(self) -> bool:
-        """Read on, and forget what lies behind the cursor."""
+        """Read more text, and drop the text before the cursor."""
         kept = self._text[self._at :]
         new = self._file.read(max(CHUNK, len(kept)))
         self._text, self._at = kept + new, 0
@@ -136,7 +136,7 @@ class JsonStream:
 
 
 def loads(text: bytes) -> Any:
-    """Parse quickly; where that fails, slowly, since Python's own parser knows NaN and explains better."""
+    """Parse with orjson; if that fails, with Python's parser, which knows NaN and gives better errors."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -31,7 +31,7 @@ def read(path: Path) -> Iterator[Block]:
 
 
 def shards(path: Path) -> list[tuple[Path, bool | None]]:
-    """The files at ``path`` in the order of their names, and whether they hold test data, where that is known."""
+    """The files at ``path`` in the order of their names, and whether they hold test data, if that is known."""
     if path.is_file():
         return [(path, None)]
     if (path / "train").is_dir() and (path / "test").is_dir():
@@ -47,7 +47,7 @@ def shards(path: Path) -> list[tuple[Path, bool | None]]:
 
 
 def read_shard(file: Path) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.uint8]]]:
-    """User, images and labels; at the end the shard's own table of contents is compared with what was found."""
+    """Yield user, images and labels; at the end compare the shard's table of contents with the data."""
     found: dict[str, int] = {}
     contents: dict[str, Any] = {}
     where = f"{file}"
@@ -61,7 +61,7 @@ def read_shard(file: Path) -> Iterator[tuple[str, NDArray[np.uint8], NDArray[np.
                 for user in stream.members():
                     where = f"{file}, user {user!r}"
                     if user in found:
-                        raise DataError(f"{where}: is there twice.")
+                        raise DataError(f"{where}: occurs twice.")
                     images, labels = _user(file, user, stream.value())
                     found[user] = len(labels)
                     yield user, images, labels
@@ -111,7 +111,7 @@ def _numbers(where: str, name: str, values: list[Any], rows: list[list[Any]]) ->
 
 def _compare(file: Path, contents: dict[str, Any], found: dict[str, int]) -> None:
     if not found:
-        raise DataError(f"{file}: has no 'user_data', or nobody in it.")
+        raise DataError(f"{file}: has no 'user_data', or no users in it.")
     users, counts = contents.get("users", list(found)), contents.get("num_samples", list(found.values()))
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
         raise DataError(f"{file}: 'users' and 'num_samples' must be lists of one length.")

@@ -1,4 +1,4 @@
-"""Which writers take part, and which of their characters are for training: LEAF's options."""
+"""Select writers and characters, and split them into training and test data, with LEAF's options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def select(
     """Rows by writer, in the order of the source: LEAF's ``niid`` sampling and its removal of small writers.
 
     Args:
-        writers: these, or so many at random; all if None.
-        core: only those that the source marks as core.
+        writers: names, or a number to draw at random; all if None.
+        core: take only writers that the source marks as core.
         fraction: of all characters: whole writers at random until it is reached, the last one cut short.
         min_samples: writers with fewer characters are left out.
     """
@@ -43,7 +43,9 @@ def select(
     if fraction < 1:
         rows = _until(rows, order, fraction)
         if not rows:
-            raise DataError(f"FEMNIST.fraction is {fraction}: not one character of {characters.source}. Raise it.")
+            raise DataError(
+                f"FEMNIST.selection.fraction is {fraction}, less than one character of {characters.source}. Raise it."
+            )
     rows = {name: held for name, held in rows.items() if len(held) >= min_samples}
     if not rows:
         raise DataError(f"No writer of {characters.source} has {min_samples} characters. Lower min_samples.")
@@ -72,7 +74,7 @@ def split_by_sample(rows: Rows, train_fraction: float, seed: int) -> tuple[Rows,
 
 
 def split_by_user(rows: Rows, train_fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """``max(1, floor(train_fraction * n))`` writers train, the others are only tested on."""
+    """``max(1, floor(train_fraction * n))`` writers are for training, the others for testing."""
     order = _shuffled(rows, numpy_generator(seed, "split"))
     train = set(order[: max(1, math.floor(train_fraction * len(order)))])
     return (
@@ -82,7 +84,7 @@ def split_by_user(rows: Rows, train_fraction: float, seed: int) -> tuple[Rows, R
 
 
 def split_as_given(rows: Rows, test: NDArray[np.bool_]) -> tuple[Rows, Rows]:
-    """The split that the source brings along."""
+    """The split that the source contains."""
     parts = tuple({name: held[test[held] == mark] for name, held in rows.items()} for mark in (False, True))
     train, tested = ({name: held for name, held in part.items() if len(held)} for part in parts)
     return train, tested
@@ -97,7 +99,7 @@ def _named(rows: Rows, writers: Sequence[str], source: str) -> Rows:
     for name in writers:
         if name not in rows:
             close = get_close_matches(str(name), list(rows), n=3) or list(rows)[:3]
-            raise DataError(f"FEMNIST.writers names {name!r}, whom {source} does not have. It has {', '.join(close)}.")
+            raise DataError(f"FEMNIST.writers names {name!r}, which {source} does not have. It has {', '.join(close)}.")
     return {name: held for name, held in rows.items() if name in set(writers)}
 
 

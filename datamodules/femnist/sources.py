@@ -1,4 +1,4 @@
-"""Where characters come from: finds out what lies at a path, converts it once, and opens the cache after that."""
+"""Sources of characters: detect the kind of source at a path, convert it once, and open the cache afterwards."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAMES = {
 DOWNLOADS: dict[str, Callable[[Path], None]] = {"nist": nist.download, "parquet": parquet.download}
 LAYOUTS = "a folder of LEAF JSON, an .npz file, .parquet files, or NIST's by_class and by_write"
 
-#: how much of a large file enters its fingerprint, at each end
+#: Number of bytes at each end of a file that enter its fingerprint.
 PROBE = 1 << 16
 
 
 def load(path: Path, kind: str, cache: Path) -> Characters:
-    """The characters at ``path``, converted if this is the first time."""
+    """The characters at ``path``, converted at the first call."""
     kind = detect(path) if kind == "auto" else kind
     mark = fingerprint(path, kind)
     folder = cache / mark
@@ -59,9 +59,9 @@ def generate(writers: int, seed: int, cache: Path) -> Characters:
 
 
 def detect(path: Path) -> str:
-    """Which kind of source lies at ``path``."""
+    """Detect the kind of source at ``path``."""
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder. Wanted {LAYOUTS}; no path at all generates data.")
+        raise DataError(f"{path}: there is no such file or folder. Wanted {LAYOUTS}; omit the path to generate data.")
     if path.is_file():
         kind = {".npz": "npz", ".parquet": "parquet", ".json": "leaf"}.get(path.suffix)
     else:
@@ -79,7 +79,7 @@ _PATTERNS = {
 
 
 def fingerprint(path: Path, kind: str) -> str:
-    """Changes with the names, sizes, times and ends of what is read; reads little of it."""
+    """A digest of the names, sizes, times and ends of the source's files."""
     digest = hashlib.sha256(f"{FORMAT} {kind}".encode())
     for entry in _parts(path, kind):
         stat = entry.stat()

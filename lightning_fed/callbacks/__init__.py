@@ -1,4 +1,4 @@
-"""Callbacks that people expect of a federation; `FederatedServer` adds them by itself where they are missing."""
+"""Callbacks for a federation; `FederatedServer` adds the usual ones if they are missing."""
 
 from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation

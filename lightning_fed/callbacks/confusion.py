@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Confusion(pl.Callback):
-    """When the fit ends: which classes the server's model mistakes for which, on the clients' test data.
+    """Shows at the end of the fit which classes the server's model mistakes for which, on the clients' test data.
 
     For classifiers: batches are ``(x, y)`` with whole-numbered y, and ``module(x)`` gives one score per class. Classes
-    are called by the datamodule's ``class_names``, where it has them. Loggers get ``confusion/table`` and
+    are named by the datamodule's ``class_names``, if it has them. Loggers get ``confusion/table`` and
     ``confusion/matrix``.
 
     Args:
-        path: PNG of the matrix to write as well.
+        path: PNG file for the matrix, in addition to the loggers.
         top: number of pairs in the table.
     """
 
@@ -60,7 +60,7 @@ class Confusion(pl.Callback):
             figure.savefig(self.path, dpi=120)
 
     def mistakes(self) -> list[tuple[str, str, int, int]]:
-        """The most frequent mistakes: true class, what it was taken for, how often, of how many."""
+        """The most frequent mistakes: true class, predicted class, number of mistakes, number of samples."""
         if self.matrix is None:
             return []
         wrong = self.matrix.clone().fill_diagonal_(0)
@@ -85,12 +85,12 @@ class Confusion(pl.Callback):
 
     def _predict(self, trainer: pl.Trainer, batch: Any) -> tuple[Tensor, Tensor]:
         if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise TypeError(f"Confusion wants batches (x, y), got {type(batch).__name__}. Leave it out for other data.")
+            raise TypeError(f"Confusion needs batches (x, y), got {type(batch).__name__}. Remove it for other data.")
         x, y = move_batch(trainer, batch)
         scores = trainer.lightning_module(x)
         if not isinstance(scores, Tensor) or scores.ndim != 2 or y.is_floating_point():
             raise TypeError(
-                "Confusion wants module(x) to give one score per class and y to be whole numbers; got"
-                f" {getattr(scores, 'shape', type(scores).__name__)} and {y.dtype}. Leave it out for other models."
+                "Confusion needs module(x) to give one score per class and y to be whole numbers; got"
+                f" {getattr(scores, 'shape', type(scores).__name__)} and {y.dtype}. Remove it for other models."
             )
         return scores, y

@@ -13,7 +13,7 @@ from lightning_fed.lightning import Checkpoint, ModelCheckpoint, RichProgressBar
 
 
 def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Add the figure, which has a state in checkpoints; so it is needed wherever one is loaded."""
+    """Add the figure in every stage: its state is in checkpoints, so that loading one needs it."""
     if not trainer.fast_dev_run and not trainer.barebones:
         _add(trainer, module, FinalFigure)
 
@@ -25,7 +25,7 @@ def equip(
     has_tolerance: bool,
     settings: Mapping[str, Any],
 ) -> None:
-    """Add evaluation, show clients in the stock progress bar's place, keep a last checkpoint, log the settings."""
+    """Add evaluation, replace the stock progress bar by one over clients, keep a last checkpoint, log the settings."""
     if evaluate_every and not trainer.barebones:
         _add(trainer, module, ClientEvaluation, every_n_rounds=evaluate_every)
     if has_tolerance and not trainer.barebones:
@@ -37,7 +37,7 @@ def equip(
             bar.setup(trainer, module, "fit")
             trainer.callbacks[i] = bar
         if isinstance(callback, ModelCheckpoint) and trainer.fast_dev_run:
-            callback.save_last = False  # nothing that a later run could take for its own
+            callback.save_last = False  # a later run must not resume from it
         elif type(callback) is ModelCheckpoint and callback.monitor is None and callback.save_last is None:
             callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
     for logger in trainer.loggers:
@@ -45,7 +45,7 @@ def equip(
 
 
 def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback], **kwargs: Any) -> None:
-    """Add a callback before the checkpoints, which Lightning keeps last so that they see everybody's state."""
+    """Add a callback before the checkpoints, which Lightning keeps last so that they see the state of all callbacks."""
     if any(isinstance(callback, kind) for callback in trainer.callbacks):
         return
     callback = kind(**kwargs)

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 
 class ClientEvaluation(FederatedCallback):
-    """Evaluates the server's model on every client, and each client's own model under another name.
+    """Evaluates the server's model on every client, and each client's own model (``own_*``) on its data.
 
     Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), sample-weighted
     ``federated/train_loss``, ``train_accuracy``, ``test_loss`` and ``test_accuracy``; and, more rarely, a table and
     histograms by client, with columns ``own_*`` for the client's own x_i on its own data, and the bytes it has received
     and sent.
 
-    The loss is what ``training_step`` returns in evaluation mode (``validation_step`` where optimisation is manual),
+    The loss is what ``training_step`` returns in evaluation mode (``validation_step`` if optimisation is manual),
     the accuracy the first metric the step logs whose name contains "acc".
 
     Args:
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
         table_every_n_rounds: rounds between tables; there is always one at the end.
         gradient_mapping: also log the norm of the gradient mapping, which takes a gradient over all data.
-        also_after: numbers of rounds after which there is an evaluation as well, such as the first few.
+        also_after: further numbers of rounds after which to evaluate, such as the first few.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ClientEvaluation(FederatedCallback):
             self._log_clients(trainer, splits, report.round)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last round, if the fit ended before it was planned to."""
+        """Evaluate the last round if the fit ended early."""
         last = trainer.global_step - 1
         if last < 0 or self._tabled == last:
             return

@@ -21,8 +21,8 @@ class FinalFigure(pl.Callback):
     """Keeps every metric of every round, and draws loss and accuracy by round and by megabytes when the fit ends.
 
     Args:
-        path: PNG to write as well; loggers get the figure anyway.
-        title: heading of the figure; what the data say they are comes below it.
+        path: PNG file for the figure, in addition to the loggers.
+        title: heading of the figure; the description of the data follows below it.
     """
 
     def __init__(self, path: str | Path | None = None, title: str | None = None) -> None:
@@ -42,7 +42,7 @@ class FinalFigure(pl.Callback):
             self._validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # not trainer.callback_metrics, which also holds what earlier rounds have logged
+        # not trainer.callback_metrics, which also holds metrics of earlier rounds
         trained = results_of(trainer).metrics(on_step=False)["callback"]
         metrics = (
             {**trained, **self._validated} if trained else trainer.callback_metrics
@@ -68,12 +68,12 @@ class FinalFigure(pl.Callback):
 
 
 def megabytes(row: dict[str, float]) -> float:
-    """What clients have received and sent up to a round; nan where nobody counted."""
+    """Megabytes that clients have received and sent up to a round; nan if they were not counted."""
     return (row.get("federated/bytes_down", math.nan) + row.get("federated/bytes_up", math.nan)) / 1e6
 
 
 def draw(history: list[dict[str, float]], title: str | None = None) -> Figure:
-    """Curves of what the history knows, by round and by what was sent; other metrics where there is no evaluation."""
+    """Draw the history's curves by round and by megabytes; other metrics if there is no evaluation."""
     from matplotlib.figure import Figure
 
     known = {name for row in history for name in row} - {"round"}

@@ -9,7 +9,7 @@ from lightning_fed.trainer.hooks import FederatedCallback, Visit
 
 
 class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
-    """Shows the round, the client at work, its step and its loss; the bar counts the clients of the round."""
+    """Shows the round, the visited client, its step and its loss; the bar counts the clients of the round."""
 
     reads_module = False
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Sparsity(FederatedCallback):
-    """Logs after every round how much of the server's model is zero, exactly: what a ``g`` such as `GroupLasso` leaves.
+    """Logs after every round how much of the server's model is exactly zero, as a ``g`` such as `GroupLasso` makes it.
 
-    ``sparsity/zeros`` is the share of zero parameters; ``sparsity/conv1.weight`` that of one tensor, and
-    ``sparsity/conv1.weight/filters`` the number of its filters (or rows: whatever belongs to one index of the first
-    dimension) that are zero as a whole.
+    ``sparsity/zeros`` is the share of zero parameters; ``sparsity/conv1.weight`` the share in one tensor, and
+    ``sparsity/conv1.weight/filters`` the number of its filters (or rows: the entries of one index of the first
+    dimension) that are entirely zero.
 
     Args:
         on: patterns of the trainable parameters that count, as a ``g`` takes them; all by default.
@@ -34,7 +34,7 @@ class Sparsity(FederatedCallback):
         self.log_round(self.measure(module))
 
     def measure(self, module: nn.Module) -> dict[str, float]:
-        """Everything that is logged of a model."""
+        """All logged values of a model."""
         chosen = self.chosen(module)
         entries = sum(p.numel() for p in chosen.values())
         found = {"sparsity/zeros": sum(int((p == 0).sum()) for p in chosen.values()) / entries}

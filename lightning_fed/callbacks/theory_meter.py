@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 
 class TheoryMeter(FederatedCallback):
-    r"""Measures along a run what the theorem is about, and warns once where the settings leave its range.
+    r"""Measures the theorem's quantities along a run, and warns once if the settings are outside its range.
 
     Logs ``theory/L`` (largest curvature of some clients' losses at the server's model: a lower bound of the true L),
-    ``theory/stationarity`` (norm of the gradient mapping), and, where they have a meaning:
+    ``theory/stationarity`` (norm of the gradient mapping), and, if they are defined:
 
-    - ``theory/eta_min`` and ``theory/eta_over_bound``: what the penalty should exceed, and penalty / eta_min; for
+    - ``theory/eta_min`` and ``theory/eta_over_bound``: lower bound of the penalty, and penalty / eta_min; for
       FedADMM, FedDR and FedPD in all their forms;
     - ``theory/lr_stability``: lr * (L + rho), which must stay below 2; for SGD;
-    - ``theory/residual_mean`` and ``_max``: norms of the local problems' gradients at what the cohort answered, over
+    - ``theory/residual_mean`` and ``_max``: norms of the local problems' gradients at the cohort's replies, over
       all data of each client;
     - ``theory/inexactness_mean`` and ``_max``: the same divided by rho - L, which bounds the distance to the exact
-      local solutions; where rho > L.
+      local solutions; if rho > L.
 
     Args:
         every: rounds between measurements; the first and the last round are always measured.
-        clients: how many clients L is measured on, drawn from (seed, round).
+        clients: number of clients to measure L on, drawn from (seed, round).
         gamma4: of :func:`~lightning_fed.theory.bounds.eta_min`.
-        iterations: passes over a client's data to find its curvature, at most.
-        certificates: measure how exact the cohort's answers are, at a pass over the data of each.
+        iterations: most passes over a client's data to find its curvature.
+        certificates: whether to measure how exact the cohort's replies are, with a pass over the data of each client.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TheoryMeter(FederatedCallback):
         eta_min(1.0, gamma4)
         self.gamma4, self.certificates = gamma4, certificates
         self._due = False
-        self._residuals: list[tuple[float, float]] = []  # of the cohort, with the penalty of each question
+        self._residuals: list[tuple[float, float]] = []  # of the cohort, with the penalty of each problem
         self._warned: set[str] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class LocalTolerance(FederatedCallback):
-    """Tells how local work ended under ``FederatedServer(local_tolerance=...)``, which adds it by itself.
+    """Reports how visits ended; ``FederatedServer(local_tolerance=...)`` adds it.
 
     Logs ``federated/steps_by_client`` (mean over the cohort), ``federated/local_residual`` (the largest norm of a local
-    problem's gradient where work ended) and ``federated/unreached`` (clients that ran out of steps before the tolerance
-    held), and warns the first time that somebody did.
+    problem's gradient at the end of a visit) and ``federated/unreached`` (clients that ran out of steps before the
+    tolerance held), and warns of the first such client.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class LocalTolerance(FederatedCallback):
             warnings.warn(
                 f"Round {visit.round}, client {visit.client!r}: after {reply.steps} local steps, all that are allowed,"
                 f" the local gradient is {certificate.residual:.3g}, above the tolerance of {certificate.limit:.3g}."
-                " Allow more local_steps or local_epochs, or a looser local_tolerance. This is said once;"
-                " federated/unreached counts them.",
+                " Allow more local_steps or local_epochs, or a looser local_tolerance. This warning is given"
+                " once; federated/unreached counts such clients.",
                 stacklevel=2,
             )
 

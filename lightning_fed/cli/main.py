@@ -1,6 +1,6 @@
 """``lightning-fed fit|validate|test|predict --config configs/....yaml``: LightningCLI with a ``federated:`` section.
 
-Commands of our own stand beside Lightning's: see :data:`COMMANDS`.
+:data:`COMMANDS` names the commands beside Lightning's own; :mod:`~lightning_fed.cli.bases` reads ``base: FILE``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import set_parsing_settings
 
 from lightning_fed import algorithms, datamodules, models, prox, sampling
+from lightning_fed.cli.bases import BaseParser
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules.femnist.characters import DataError
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
@@ -23,9 +24,9 @@ from lightning_fed.server import FederatedServer
 
 
 class LogConfig(SaveConfigCallback):
-    """Hands the resolved config to the loggers, and writes it beside the checkpoints' root.
+    """Gives the resolved config to the loggers, and writes it to the trainer's root folder.
 
-    Lightning's own callback writes one file per log folder and aborts where that exists, as in a second run with W&B.
+    Lightning's own callback writes one file per log folder and aborts if it exists, as in a second run with W&B.
     """
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -41,7 +42,7 @@ class LogConfig(SaveConfigCallback):
 
 
 def _keep(folder: Path, text: str) -> None:
-    """Write ``config.yaml``; beside an older one of another run as ``config-v1.yaml`` and so on, like checkpoints."""
+    """Write ``config.yaml``; if another run has written one, ``config-v1.yaml`` and so on, as checkpoints do."""
     folder.mkdir(parents=True, exist_ok=True)
     names = itertools.chain(["config.yaml"], (f"config-v{i}.yaml" for i in itertools.count(1)))
     path = next(path for name in names if not (path := folder / name).exists() or path.read_text() == text)
@@ -49,10 +50,10 @@ def _keep(folder: Path, text: str) -> None:
 
 
 class FederatedCLI(LightningCLI):
-    """Any LightningModule, any FederatedDataModule, and a FederatedServer built from ``federated:``."""
+    """Builds any LightningModule, any FederatedDataModule, and a FederatedServer from ``federated:``."""
 
     def instantiate_classes(self) -> None:
-        """A value that a class refuses is reported like one that the parser refuses."""
+        """Report a value that a class refuses as the parser reports a value that it refuses."""
         try:
             super().instantiate_classes()
         except (TypeError, ValueError) as error:
@@ -62,21 +63,21 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedServer, "federated")
 
 
-#: imported so that their classes can be given by their short names
+#: Imported so that the command line knows their classes by short names.
 KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
 #: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
 COMMANDS = {
     "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
-    "compare": "run the whole family on the synthetic sets",
-    "data": "show what the clients of a federation hold",
+    "compare": "run all algorithms on the synthetic sets",
+    "data": "survey the data of the clients",
     "reproduce": "run the paper's experiments",
 }
 
 
 def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:
-    """Entry point of the command line; ``args`` instead of ``sys.argv``, for tests and notebooks."""
+    """Run the command line; ``args`` replace ``sys.argv`` in tests and notebooks."""
     words = sys.argv[1:] if args is None else args
     if isinstance(words, list) and words and words[0] in COMMANDS:
         import_module(f"lightning_fed.cli.commands.{words[0]}").main(words[1:])
@@ -85,7 +86,7 @@ def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:
 
 
 def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwargs: Any) -> FederatedCLI:
-    """Lightning's part of the command line, in the variant ``cli``."""
+    """Run Lightning's part of the command line, with the class ``cli``."""
     set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
     more = "; ".join(f"lightning-fed {name}: {text}" for name, text in COMMANDS.items())
     return cli(
@@ -93,6 +94,7 @@ def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwarg
         FederatedDataModule,
         subclass_mode_model=True,
         subclass_mode_data=True,
+        parser_class=BaseParser,
         seed_everything_default=0,
         parser_kwargs={"parser_mode": "omegaconf+", "prog": "lightning-fed", "epilog": f"More commands: {more}."},
         save_config_callback=LogConfig,
@@ -103,7 +105,7 @@ def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwarg
 
 
 def run() -> None:
-    """Console script: finds the user's own modules in the current folder, as ``python -m`` does."""
+    """Console script: imports the user's modules from the current folder, as ``python -m`` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -1,4 +1,4 @@
-"""Data that lie with clients: the datamodule, partitioners, loaders and a survey."""
+"""Clients' data: the datamodule, partitioners, loaders and a survey."""
 
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.tensor_loader import TensorRows, row_by_row

@@ -1,4 +1,4 @@
-"""How a client's samples are cut into the batches of a visit, the same for every engine."""
+"""Cut a client's samples into the batches of a visit, equally in every engine."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_fed.core.memory import ClientId
 
 @dataclass(frozen=True)
 class Cut:
-    """The batches of one visit: ``steps`` of them, from the first ``kept`` samples of each epoch's order.
+    """The ``steps`` batches of one visit, cut from the first ``kept`` samples of each epoch's order.
 
     Without ``per_epoch``, all batches have ``size`` samples: epochs follow each other in one stream, which is cut
-    across their borders. With it, every epoch has so many batches, of which the last may be short.
+    across their borders. With it, every epoch has ``per_epoch`` batches, of which the last may be short.
 
     >>> Cut(kept=5, size=2, steps=3).sizes().tolist(), Cut(kept=5, size=2, steps=3, per_epoch=3).sizes().tolist()
     ([2, 2, 2], [2, 2, 1])
@@ -37,13 +37,13 @@ class Cut:
         return -(-self.steps * self.size // self.kept) if self.per_epoch is None else -(-self.steps // self.per_epoch)
 
     def first_steps(self) -> list[int]:
-        """The first step of each epoch: that of the first batch that begins in it."""
+        """The first step of each epoch: the step of the first batch that begins in it."""
         if self.per_epoch is not None:
             return [epoch * self.per_epoch for epoch in range(self.epochs)]
         firsts = [-(-epoch * self.kept // self.size) for epoch in range(self.epochs)]
         return [first for first in firsts if first < self.steps]
 
-    @cache  # noqa: B019  # of numbers alone: most clients of a federation are cut alike
+    @cache  # noqa: B019  # depends on numbers alone, and many clients share them
     def sizes(self) -> NDArray[np.int64]:
         """The number of samples of each batch."""
         sizes = np.full(self.steps, self.size)
@@ -53,7 +53,7 @@ class Cut:
         return sizes
 
     def rows(self, orders: Orders) -> Orders:
-        """Positions (steps, size) of the samples; those that a short batch lacks repeat the first one of its epoch."""
+        """Positions (steps, size) of the samples; a short batch is filled up with the first position of its epoch."""
         kept = orders[:, : self.kept]
         if self.per_epoch is not None and (missing := self.per_epoch * self.size - self.kept):
             kept = np.concatenate([kept, np.repeat(kept[:, :1], missing, axis=1)], axis=1)
@@ -61,7 +61,7 @@ class Cut:
 
 
 def cut_visit(trainer: Any, work: LocalWork, samples: int, batch_size: int, drop_last: bool, share: float) -> Cut:
-    """The batches of a client that holds so many ``samples`` and does a ``share`` of its ``work``."""
+    """The batches of a client that holds ``samples`` samples and does a ``share`` of its ``work``."""
     kept = samples
     if trainer.overfit_batches:  # every epoch has the same first batches
         kept = min(samples, limited(trainer.limit_train_batches, -(-samples // batch_size)) * batch_size)

@@ -1,4 +1,4 @@
-"""Data that lie with clients: one datamodule for the federation, and for the same data in one place."""
+"""One datamodule for a federation, and for the same data pooled in one place."""
 
 from __future__ import annotations
 
@@ -45,18 +45,17 @@ class FederatedDataModule(pl.LightningDataModule):
     Args:
         train: training data, by client; a sequence names its clients 0, 1, 2, ...
         val, test: data to evaluate on, of some or all of these clients.
-        batch_size: of training batches, local or pooled.
-        eval_batch_size: of all other batches.
-        num_workers: processes that load data, but not for tensors in memory, which are indexed directly.
-        drop_last: leave out the short last batch of an epoch; ``local_steps`` has no short batches.
-        collate_fn: makes a batch of a list of samples, in training and evaluation; torch's ``default_collate`` if None.
-            A batch may be anything that your module takes: it counts with the number of its samples.
+        batch_size: size of training batches, local or pooled.
+        eval_batch_size: size of all other batches.
+        drop_last: leave out the short last batch of a training epoch; ``local_steps`` has no short batches.
         sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
             torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
-        loader_options: other arguments of ``DataLoader`` by name, such as ``{"pin_memory": True}``; as ``num_workers``,
-            not for tensors in memory.
+        loader_options: arguments of ``DataLoader`` by name, for training and evaluation alike: ``collate_fn``,
+            ``num_workers``, ``pin_memory``, ... ``collate_fn`` makes a batch from a list of samples; a batch may be
+            anything that your module takes, and is weighted by the number of its samples. Without a ``collate_fn``,
+            tensors in memory are indexed directly, and the options do not apply to them.
 
-    ``description`` says in a line what the data are, for logs, trackers and figures.
+    ``description`` describes the data in one line, for logs, trackers and figures.
 
     A subclass that has to load its data first leaves ``train`` out and calls :meth:`set_split` in ``setup``.
 
@@ -69,7 +68,8 @@ class FederatedDataModule(pl.LightningDataModule):
 
     >>> from torch.nn.utils.rnn import pack_sequence
     >>> sequences = [torch.ones(3), torch.ones(1), torch.ones(2)]
-    >>> data = FederatedDataModule({"ann": sequences}, collate_fn=lambda s: pack_sequence(s, enforce_sorted=False))
+    >>> packed = lambda samples: pack_sequence(samples, enforce_sorted=False)
+    >>> data = FederatedDataModule({"ann": sequences}, loader_options={"collate_fn": packed})
     >>> [batch.batch_sizes.tolist() for batch in data.client_eval_dataloader("ann", "train")]
     [[3, 2, 1]]
     """
@@ -87,27 +87,22 @@ class FederatedDataModule(pl.LightningDataModule):
         *,
         batch_size: int = 32,
         eval_batch_size: int = 1024,
-        num_workers: int = 0,
         drop_last: bool = False,
-        collate_fn: Collate | None = None,
         sampler: EpochSampler | None = None,
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
         self.drop_last = drop_last
         whole(self, "batch_size", 1)
         whole(self, "eval_batch_size", 1)
-        whole(self, "num_workers", 0)
-        check_callable("collate_fn", collate_fn, "torch.nn.utils.rnn.pack_sequence")
         check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
-        if collate_fn is not None:
-            self.collate_fn = collate_fn
         if sampler is not None:
             self.sampler = sampler
-        self.loader_options = loader_arguments(loader_options, num_workers)
+        self.loader_options = loader_arguments(loader_options)
+        if (collate_fn := self.loader_options.pop("collate_fn", None)) is not None:
+            self.collate_fn = collate_fn
         self.splits: dict[str, dict[ClientId, Dataset[Any]]] = {}
         for split, datasets in zip(SPLITS, (train, val, test), strict=True):
             if datasets is not None:
@@ -127,10 +122,10 @@ class FederatedDataModule(pl.LightningDataModule):
         """Deal one dataset to clients.
 
         Args:
-            partition: who gets which sample; see :mod:`lightning_fed.data.partition`.
-            test_fraction, val_fraction: what every client holds out, at random: one sample at least if it can spare
-                one, never all. Clients with a single sample only train.
-            seed: of the samples held out.
+            partition: decides which client gets which sample; see :mod:`lightning_fed.data.partition`.
+            test_fraction, val_fraction: share that every client holds out, at random: at least one sample if the client
+                has two or more, never all. A client with a single sample only trains.
+            seed: decides which samples are held out.
             kwargs: arguments of the constructor.
 
         >>> from torch.utils.data import TensorDataset
@@ -158,10 +153,10 @@ class FederatedDataModule(pl.LightningDataModule):
         return cls(**held, **kwargs)
 
     def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
-        """Hand over one split, ``"train"`` first; it is checked here, before any work.
+        """Set and check the data of one split; set ``"train"`` first.
 
         Args:
-            strangers: whether it may hold data of clients who have none to train on: they are evaluated, not visited.
+            strangers: whether the split may hold clients without training data, which are evaluated but not visited.
         """
         _check_split(split)
         clients = _by_client(split, datasets)
@@ -174,8 +169,8 @@ class FederatedDataModule(pl.LightningDataModule):
             unknown = [cid for cid in members if cid not in splits["train"]]
             if unknown and not strangers:
                 raise ValueError(
-                    f"Client {unknown[0]!r} has {name} data, but no train data ({len(unknown)} such). "
-                    f"It came for {_some(splits['train'])}."
+                    f"Client {unknown[0]!r} has {name} data, but no train data ({len(unknown)} such clients). "
+                    f"There are train data of {_some(splits['train'])}."
                 )
         self.splits = splits
 
@@ -201,7 +196,7 @@ class FederatedDataModule(pl.LightningDataModule):
         if cid in members:
             return members[cid]
         if cid in self.splits["train"]:
-            raise ValueError(f"Client {cid!r} has no {split} data. It came for {_some(members)}.")
+            raise ValueError(f"Client {cid!r} has no {split} data. There are {split} data of {_some(members)}.")
         raise ValueError(f"Unknown client {cid!r}. The federation has {_some(self.splits['train'])}.")
 
     def client_dataloader(
@@ -209,7 +204,7 @@ class FederatedDataModule(pl.LightningDataModule):
     ) -> TensorLoader | DataLoader[Any]:
         """One local epoch: training batches in an order that is a function of ``generator`` only.
 
-        A subclass that overrides it cuts its own batches: a visit takes them as they come, epoch after epoch.
+        A subclass that overrides this method cuts its own batches: a visit takes them in order, epoch after epoch.
         """
         dataset = self.client_dataset(cid)
         if shuffle and self.sampler is not None:
@@ -226,16 +221,16 @@ class FederatedDataModule(pl.LightningDataModule):
             batch_size=self.batch_size,
             sampler=RandomSampler(dataset, generator=generator) if shuffle else None,  # type: ignore[arg-type]
             drop_last=self.drop_last,
-            # DataLoader draws the seed of its workers first. From a copy: so the order is the one of a TensorLoader.
+            # DataLoader draws the seed of its workers first; a copy keeps the order equal to that of a TensorLoader.
             generator=None if generator is None else generator.clone_state(),
         )
 
     def batches_dataloader(
         self, cid: ClientId, batches: Sequence[Tensor], generator: torch.Generator | None = None
     ) -> TensorLoader | DataLoader[Any]:
-        """The given batches of a client's training data: of each, the positions of its samples.
+        """A loader of given batches of a client's training data; a batch is a tensor of positions of samples.
 
-        ``generator`` seeds the processes that load data, if there are any.
+        ``generator`` seeds the processes that load data.
         """
         dataset = self.client_dataset(cid)
         memory = self._in_memory(dataset)
@@ -244,7 +239,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._dataloader(dataset, batch_sampler=[batch.tolist() for batch in batches], generator=generator)
 
     def sampled_order(self, cid: ClientId, generator: torch.Generator, most: int | None = None) -> list[int]:
-        """The positions that ``sampler`` gives for one epoch of a client, ``most`` of them at most."""
+        """At most ``most`` positions that ``sampler`` gives for one epoch of a client."""
         assert self.sampler is not None
         return drawn_order(self.sampler, self.client_dataset(cid), generator, f"client {cid!r}", most)
 
@@ -259,7 +254,7 @@ class FederatedDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """The training data of all clients in one place, shuffled.
 
-        With a ``sampler``, an epoch has the samples that it gives for each client, in one random order.
+        With a ``sampler``, an epoch has the samples that the sampler gives for each client, in one random order.
         """
         clients = self._members("train")
         pool: ConcatDataset[Any] = ConcatDataset(clients.values())
@@ -269,11 +264,11 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._dataloader(pool, batch_size=self.batch_size, drop_last=self.drop_last, **order)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The validation data of all clients, else their test data, else nothing: then Lightning does not validate."""
+        """The validation data of all clients, else their test data, else none: Lightning then skips validation."""
         for split in ("val", "test"):
             if self.has_split(split):
                 return self._pooled_eval_dataloader(split)
-        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # that is what nothing means
+        warnings.filterwarnings("ignore", "Total length of `list` across ranks is zero")  # meant here
         return []
 
     def test_dataloader(self) -> DataLoader[Any]:
@@ -285,13 +280,11 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._dataloader(pool, batch_size=self.eval_batch_size)
 
     def _in_memory(self, dataset: Dataset[Any]) -> Memory | None:
-        """The tensors of a dataset that may be indexed directly: samples are for ``collate_fn``, if there is one."""
+        """The tensors of a dataset that may be indexed directly; None with a ``collate_fn``, which needs samples."""
         return None if self.collate_fn is not None else in_memory(dataset)
 
     def _dataloader(self, dataset: Dataset[Any], **how: Any) -> DataLoader[Any]:
-        return DataLoader(
-            dataset, collate_fn=self.collate_fn, num_workers=self.num_workers, **self.loader_options, **how
-        )
+        return DataLoader(dataset, collate_fn=self.collate_fn, **self.loader_options, **how)
 
     def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
         if not self.has_split(split):

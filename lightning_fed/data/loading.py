@@ -1,7 +1,6 @@
-"""What users decide about loading: collation, the order of a client's samples, options of ``DataLoader``.
+"""Collation, the order of a client's samples, and options of ``DataLoader``, as users set them.
 
-Also how many samples a batch has: read off the positions that the loader was given, not off the batch, which may be
-anything.
+Also count the samples of a batch: from the positions that the loader was given, since a batch may be anything.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from lightning_fed.core.validation import is_whole
 from lightning_fed.data.tensor_loader import TensorLoader
 from lightning_fed.lightning import isolate_rng
 
-#: Makes a batch of a list of samples.
+#: Makes a batch from a list of samples.
 Collate = Callable[[list[Any]], Any]
 #: Gives the positions of the samples of one epoch, in their order, drawn from the generator.
 EpochSampler = Callable[[Dataset[Any], Generator], Iterable[int]]
@@ -43,8 +42,6 @@ SET_ELSEWHERE = {
     "shuffle": "sampler=; without one, training data are shuffled",
     "sampler": "sampler=",
     "batch_sampler": "sampler= and batch_size=",
-    "num_workers": "num_workers=",
-    "collate_fn": "collate_fn=",
     "drop_last": "drop_last=",
     "generator": "the seed of the FederatedServer",
     "in_order": "the seed: batches come in the order that was drawn",
@@ -60,11 +57,11 @@ def check_callable(name: str, value: object, example: str) -> None:
         raise TypeError(f"{name} must be a function such as {example}, got {value!r}.")
 
 
-def loader_arguments(options: Mapping[str, Any] | None, num_workers: int) -> dict[str, Any]:
+def loader_arguments(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Check arguments for ``DataLoader`` by name, then by torch itself.
 
-    >>> loader_arguments({"pin_memory": False, "timeout": 5}, num_workers=2)
-    {'pin_memory': False, 'timeout': 5}
+    >>> loader_arguments({"num_workers": 2, "timeout": 5})
+    {'num_workers': 2, 'timeout': 5}
     """
     if options is None:
         return {}
@@ -76,17 +73,21 @@ def loader_arguments(options: Mapping[str, Any] | None, num_workers: int) -> dic
             raise ValueError(f"loader_options cannot hold {name!r}, which is set by {SET_ELSEWHERE[name]}.")
         if name not in known:
             raise ValueError(f"DataLoader has no option {name!r} for loader_options. It has {', '.join(known)}.")
+    check_callable("collate_fn", options.get("collate_fn"), "torch.nn.utils.rnn.pack_sequence")
+    workers = options.get("num_workers", 0)
+    if not is_whole(workers) or workers < 0:
+        raise ValueError(f"num_workers must be a whole number >= 0, got {workers!r}.")
     try:
-        DataLoader([0], num_workers=num_workers, **options)  # type: ignore[arg-type]
+        DataLoader([0], **options)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise type(error)(f"loader_options={dict(options)} with num_workers={num_workers}: {error}") from error
+        raise type(error)(f"loader_options={dict(options)} with num_workers={workers}: {error}") from error
     return dict(options)
 
 
 def drawn_order(
     sampler: EpochSampler, dataset: Dataset[Any], generator: Generator, whose: str, most: int | None = None
 ) -> list[int]:
-    """The positions that a user's sampler gives for one epoch, ``most`` of them at most; refused if they are not any.
+    """At most ``most`` positions that a user's sampler gives for one epoch; refuse values that are not positions.
 
     >>> drawn_order(lambda dataset, generator: reversed(range(len(dataset))), ["a", "b", "c"], Generator(), "ann")
     [2, 1, 0]
@@ -99,7 +100,7 @@ def drawn_order(
     samples = len(dataset)  # type: ignore[arg-type]
     order = [_position(index, samples, whose) for index in islice(given, most)]
     if not order:
-        raise ValueError(f"sampler gave no samples for {whose}, who has {samples}. Give one position or more.")
+        raise ValueError(f"sampler gave no samples for {whose}, which has {samples}. Give one position or more.")
     return order
 
 
@@ -126,7 +127,7 @@ def cut_order(order: list[int], batch_size: int, drop_last: bool) -> list[Tensor
 
 
 def fresh_generator() -> Generator:
-    """A generator seeded by torch's global stream, as torch's samplers make it."""
+    """A generator seeded from torch's global stream, as torch's samplers do it."""
     return Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
@@ -134,7 +135,7 @@ class PooledOrder(Sampler[int]):
     """The positions that a sampler gives for each client, in one pool and one random order; new in every epoch.
 
     Args:
-        clients: their data, which lie in the pool one after another.
+        clients: data by client, in the order of the pool.
     """
 
     def __init__(self, sampler: EpochSampler, clients: Mapping[ClientId, Dataset[Any]]) -> None:
@@ -156,14 +157,14 @@ class PooledOrder(Sampler[int]):
 
     @cached_property
     def _length(self) -> int:
-        """The sum of the samplers' lengths; a TypeError where one has none, which Lightning understands."""
+        """The sum of the samplers' lengths; raises a TypeError, which Lightning handles, if one has no length."""
         with isolate_rng():
             given: list[Any] = [self.sampler(dataset, Generator()) for dataset in self.clients.values()]
         return sum(len(order) for order in given)
 
 
 def known_sizes(loader: object) -> list[int] | None:
-    """The number of samples of each batch, where the loader says which samples it takes; None where it does not.
+    """The number of samples of each batch; None if the loader does not reveal which samples it takes.
 
     >>> known_sizes(DataLoader(range(5), batch_size=2, collate_fn=str)), known_sizes(iter([]))
     ([2, 2, 1], None)
@@ -182,7 +183,7 @@ def known_sizes(loader: object) -> list[int] | None:
 
 
 def counted(loader: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
-    """Batches, each with its number of samples, or None where the loader does not tell."""
+    """Batches, each with its number of samples, or with None if the loader does not reveal it."""
     sizes = known_sizes(loader)
     if sizes is None:
         return ((batch, None) for batch in loader)

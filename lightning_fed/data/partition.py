@@ -1,8 +1,8 @@
-"""Partitioners: who holds which sample of a dataset that was not born federated.
+"""Partitioners deal the samples of one dataset to clients.
 
 A partitioner is a frozen rule; called with a map-style dataset it returns the indices of every client's samples. The
 draw is a function of ``seed`` and the dataset alone. Rules about labels read the last tensor of a ``TensorDataset``, or
-``dataset.targets``; where there is neither, they read every sample once, and its last entry (or its ``"label"``).
+``dataset.targets``, or else every sample once: its last entry, or its ``"label"``.
 """
 
 from __future__ import annotations
@@ -153,12 +153,12 @@ class Dirichlet(Partition):
         return _by_position([np.concatenate(parts) for parts in held])
 
     def _counts(self, sizes: Indices, rng: np.random.Generator) -> Indices:
-        """How many samples of each class (rows) each client gets: the first draw that gives everyone enough."""
+        """Samples of each class (rows) by client, of the first draw that gives every client ``min_examples``."""
         best = 0
         for _ in range(MAX_DRAWS):
             shares = rng.dirichlet(np.full(self.clients, float(self.alpha)), size=len(sizes))
             cuts = np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64).clip(max=sizes[:, None])
-            # The law does not tell clients apart, but rounding does: it favours the same positions in every class.
+            # Rounding favours the same positions in every class, so positions are shuffled.
             counts = rng.permuted(np.diff(cuts, axis=1, prepend=0, append=sizes[:, None]), axis=1)
             smallest = int(counts.sum(axis=0).min())
             if smallest >= self.min_examples:
@@ -228,7 +228,7 @@ class Sizes(Partition):
 
 
 def check_dealt(dealt: Mapping[ClientId, Sequence[int]], n: int) -> None:
-    """Refuse what a partition of one's own may get wrong: indices that do not exist, or lie in two hands."""
+    """Refuse a user's partition with indices that do not exist, or that two clients hold."""
     hands = [np.asarray(held, dtype=np.int64) for held in dealt.values()]
     if not hands:
         raise ValueError("The partition names no clients.")
@@ -256,7 +256,7 @@ def hold_out(indices: Sequence[int], fractions: Mapping[str, float], rng: np.ran
 
 
 def num_samples(dataset: object, name: str) -> int:
-    """``len(dataset)``, for whatever can be indexed by 0, 1, ..., len - 1; anything else is refused by ``name``."""
+    """``len(dataset)`` of a map-style dataset; refuse other objects, called ``name`` in the error."""
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise TypeError(
@@ -269,7 +269,7 @@ def num_samples(dataset: object, name: str) -> int:
 
 
 def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
-    """One label per sample, read from memory where the dataset allows it.
+    """One label per sample, read from memory if the dataset allows it.
 
     >>> labels_of(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7])), [2, 0]))
     array([7, 5])
@@ -279,7 +279,7 @@ def labels_of(dataset: Dataset[Any]) -> NDArray[Any]:
     if labels.shape != (n,) or labels.dtype == object:
         raise ValueError(
             f"Wanted one label per sample, shape ({n},); got {labels.dtype} of shape {labels.shape} from "
-            f"{type(dataset).__name__}. The label is the last entry of a sample; a dataset may bring them as .targets."
+            f"{type(dataset).__name__}. The label is the last entry of a sample; a dataset may hold them as .targets."
         )
     return labels
 

@@ -1,8 +1,8 @@
-"""What the clients of a federation hold, and how much they differ: numbers and a report.
+"""Survey the clients' data: sizes, labels and how much clients differ, as numbers and as a report.
 
 With :math:`p_i` the label distribution of client i and :math:`p` that of all training data together, clients are
 compared by the total variation and the Jensen-Shannon divergence between :math:`p_i` and :math:`p`. Both lie in [0, 1]
-and are 0 for a client that is like the pool; their means weigh all clients equally, whatever their sizes.
+and are 0 for a client that is like the pool; their means weigh all clients equally.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _entropy(p: Reals) -> Reals:
 
 @dataclass(frozen=True)
 class Survey:
-    """Who holds how much of what.
+    """Numbers of samples and labels by client.
 
     Args:
-        title: what the data are: the datamodule's ``description``, else its class.
-        clients: all clients, those who train first; arrays have one row per client, in this order.
-        samples: for every split the number of samples of each client, 0 where it has none.
-        labels: of those who train; None where there are no classes.
-        note: why there are none.
+        title: the datamodule's ``description``, else its class.
+        clients: all clients, those with training data first; arrays have one row per client, in this order.
+        samples: for every split the number of samples of each client, 0 if it has none.
+        labels: of the clients with training data; None if there are no classes.
+        note: why there are no classes.
     """
 
     title: str
@@ -139,7 +139,7 @@ def survey(data: FederatedDataModule) -> Survey:
 
 
 def title_of(data: FederatedDataModule) -> str:
-    """What a datamodule says of itself, such as that its data are generated; else the name of its class."""
+    """The description of a datamodule, such as that its data are generated; else the name of its class."""
     return str(getattr(data, "description", None) or type(data).__name__)
 
 
@@ -156,7 +156,7 @@ def _count(data: FederatedDataModule) -> Labels:
 
 
 def _read(dataset: Dataset[Any], known: dict[int, NDArray[Any]]) -> NDArray[Any]:
-    """``labels_of``, but a dataset of which many clients have a subset is read once, not once per client."""
+    """As ``labels_of``, but read a dataset of which many clients have a subset once, not once per client."""
     if type(dataset) is not Subset:
         return labels_of(dataset)
     whole = dataset.dataset
@@ -172,7 +172,7 @@ def table(found: Survey) -> list[list[str]]:
         columns["classes"] = labels.classes
         columns["total_variation"] = (f"{d:.4f}" for d in labels.total_variation)
         columns["jensen_shannon"] = (f"{d:.4f}" for d in labels.jensen_shannon)
-    rows = zip_longest(*columns.values(), fillvalue="")  # those who do not train have no labels
+    rows = zip_longest(*columns.values(), fillvalue="")  # clients without training data have no labels
     return [list(columns), *([str(cell) for cell in row] for row in rows)]
 
 

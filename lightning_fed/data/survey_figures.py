@@ -1,4 +1,4 @@
-"""Pictures of what the clients of a federation hold."""
+"""Pictures of the clients' data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: clients that the heat map shows; of more, evenly spread ones
+#: Largest number of clients in the heat map; of more clients, evenly spread ones are shown.
 MAX_ROWS = 100
 
 #: width and height of an image within its cell of the contact sheet
@@ -26,7 +26,7 @@ TILE = (0.9, 0.72)
 
 
 def histograms(found: Survey) -> Figure:
-    """Samples per client, classes per client, and who has which label; the first alone where there are no classes."""
+    """Samples per client; if there are classes, also classes per client and labels by client."""
     from matplotlib.figure import Figure
 
     labels = found.labels
@@ -83,7 +83,7 @@ def _finish(axes: Axes) -> None:
 
 
 def contact_sheet(data: FederatedDataModule, clients: int = 10, per_client: int = 20) -> Figure | None:
-    """Some training samples with their labels, one row per client; None if the samples are no images.
+    """Some training samples with their labels, one row per client; None if the samples are not images.
 
     Clients, and the samples of each, are spread evenly over all there are, in their order.
     """
@@ -154,5 +154,5 @@ def _label(sample: Any) -> str:
 
 
 def _spread(n: int, wanted: int) -> list[int]:
-    """So many of 0, ..., n - 1, evenly spread."""
+    """Evenly spread numbers out of 0, ..., n - 1."""
     return [round(i) for i in np.linspace(0, n - 1, min(n, wanted))]

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-#: Makes the tensors of a batch out of the stored ones, such as floats out of bytes.
+#: Makes the tensors of a batch from the stored tensors, such as floats from bytes.
 Transform = Callable[[list[Tensor]], list[Tensor]]
 TransformT = TypeVar("TransformT", bound=Transform)
-#: Tensors, which rows of them there are (all if None), and what makes samples of these.
+#: Tensors, the rows of them to use (all if None), and the transform that makes samples of rows.
 Memory = tuple[tuple[Tensor, ...], Tensor | None, Transform | None]
 
 
 def row_by_row(transform: TransformT) -> TransformT:
     """Declare that a transform makes each sample from its own rows alone, without drawing random numbers.
 
-    Many batches can then be transformed at once. Without the declaration it sees one batch after another.
+    Many batches can then be transformed at once. Without the declaration the transform gets one batch after another.
 
     >>> @row_by_row
     ... def scaled(batch):
@@ -37,11 +37,11 @@ def is_row_by_row(transform: Transform | None) -> bool:
 
 
 class TensorRows(Dataset[tuple[Tensor, ...]]):
-    """Rows of tensors that are made into samples only when they are wanted; the tensors may be maps of files.
+    """Rows of tensors that are transformed into samples on access; the tensors may be maps of files.
 
     Args:
-        tensors: with one row per sample, the labels last.
-        rows: which rows of them there are.
+        tensors: each with one row per sample, the labels last.
+        rows: the rows to use.
         transform: applied to a batch of rows.
 
     >>> data = TensorRows([torch.tensor([0, 51, 255], dtype=torch.uint8)], torch.tensor([2, 1]), lambda b: [b[0] / 255])
@@ -63,7 +63,7 @@ class TensorRows(Dataset[tuple[Tensor, ...]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """Several samples at once, which is how a ``DataLoader`` asks."""
+        """Several samples at once, as a ``DataLoader`` asks for them."""
         rows = self.rows[list(indices)]
         return list(zip(*self.transform([tensor[rows] for tensor in self.tensors]), strict=True))
 
@@ -72,7 +72,7 @@ class TensorLoader:
     """Batches of tensors in memory, as a ``DataLoader`` of a ``TensorDataset`` would collate them, but by one index.
 
     Args:
-        rows: which rows of the tensors there are; all of them if None.
+        rows: the rows of the tensors to use; all of them if None.
         transform: applied to every batch.
         shuffle: every iteration draws a new order, from ``generator``.
         batches: positions of the samples of each batch, instead of all samples in an order.

@@ -1,4 +1,4 @@
-"""Evaluating many clients at once: every sample by itself, in batches that do not care whose it is."""
+"""Evaluate many clients at once: every sample by itself, in batches that mix clients."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from lightning_fed.trainer.eligibility import TRANSFER_HOOKS
 
 #: Minimum number of clients for evaluating them together.
 MANY = 16
-#: Samples make up a batch until they fill this, and ``eval_batch_size`` of them in any case.
+#: Bytes of a batch, unless ``eval_batch_size`` samples take more.
 BATCH_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """Models of clients' own, by client, in a layout."""
+    """Clients' own models, by client, in a layout."""
 
     layout: Layout
     by_client: Mapping[ClientId, Tensor]
@@ -47,7 +47,7 @@ def evaluate_together(
 ) -> dict[ClientId, Evaluation]:
     """The model the module holds, or clients' own ``models``, on every client's data.
 
-    Raises where clients have to be evaluated one by one. The module is in evaluation mode and is not changed.
+    Raises an error if clients have to be evaluated one by one. The module is in evaluation mode and is not changed.
     """
     for owner in (trainer.lightning_module, trainer.datamodule):  # type: ignore[attr-defined]
         for name in TRANSFER_HOOKS:
@@ -76,9 +76,9 @@ def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[floa
 def _batches(
     trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool
 ) -> Iterator[tuple[list[ClientId], list[int], list[Tensor], int]]:
-    """All samples of some clients at a time: who they are, how many each has, the samples, and how many fit in a batch.
+    """Yield clients, their numbers of samples, all their samples, and how many samples fit in a batch.
 
-    ``alike`` takes clients of about the same size together.
+    ``alike`` groups clients of about the same size.
     """
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     if data.collate_fn is not None:
@@ -99,7 +99,7 @@ def _batches(
 def _groups(
     ids: Sequence[ClientId], sizes: Mapping[ClientId, int], limit: int, alike: bool
 ) -> Iterator[list[ClientId]]:
-    """Clients whose samples make up a batch, or one client that has more; ``alike``: with room for the largest."""
+    """Yield clients whose samples fill a batch, or one larger client; ``alike`` counts each as the largest."""
     group: list[ClientId] = []
     samples = 0
     for cid in ids:
@@ -113,21 +113,21 @@ def _groups(
 
 
 class _BySample:
-    """Loss and accuracy of every sample: as a step returns or logs them for a batch of that sample alone."""
+    """Loss and accuracy of every sample, as a step returns or logs them for a batch of that sample alone."""
 
     def __init__(self, trainer: pl.Trainer, step: str) -> None:
         self._step = PureStep(trainer.lightning_module, step)
         self._known = (True, True)
 
     def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor | None]:
-        """At the model the module holds, ``limit`` samples at a time."""
+        """Evaluate the model that the module holds, ``limit`` samples at a time."""
         pieces = zip(*(torch.split(part, limit) for part in batch), strict=True)
         with torch.no_grad():
             found = [vmap(partial(self._one, {}))(*piece) for piece in pieces]
         return self._those_known(torch.cat(column) for column in zip(*found, strict=True))
 
     def each_by_its_own(self, models: dict[str, Tensor], sizes: list[int], batch: list[Tensor]) -> list[Tensor | None]:
-        """At the models of the clients whose samples these are."""
+        """Evaluate each sample with its client's own model."""
         padded = [pad_sequence(list(torch.split(part, sizes)), batch_first=True) for part in batch]
         inside = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
 
@@ -143,7 +143,7 @@ class _BySample:
         return [column if known else None for column, known in zip(columns, self._known, strict=True)]
 
     def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of one sample; zero where the step tells none."""
+        """Loss and accuracy of one sample; zero if the step reports none."""
         loss, notes = self._step.run(model, [part.unsqueeze(0) for part in sample])
         if loss is None:
             loss = _logged(notes, "loss")
@@ -158,12 +158,12 @@ class _BySample:
 
 
 def _logged(notes: Notes, what: str) -> Any:
-    """The first value that is logged with this in its name."""
+    """The first logged value whose name contains a given word."""
     return next((value for name, (value, _) in notes.logged.items() if what in name.lower()), None)
 
 
 def _correct(metric: Metric, notes: Notes) -> Tensor:
-    """Whether the one sample is right, where the metric is the share of samples that are."""
+    """Whether the sample is classified correctly, for metrics that are the share of correct samples."""
     plain = type(metric) is MulticlassAccuracy and metric.average == "micro" and metric.top_k == 1
     updates = [args for updated, args in notes.updates if updated is metric]
     if not plain or metric.ignore_index is not None or len(updates) != 1 or updates[0][0].ndim != 2:

@@ -1,6 +1,7 @@
 r"""Estimates of L, the Lipschitz constant of a client's gradient, near the model that a module holds.
 
-Both are lower bounds of L: the first tells the largest curvature at one point, the second between a few points near it.
+Both are lower bounds of L: :func:`largest` gives the largest curvature at one point, :func:`largest_quotient` between a
+few points near it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ Map = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Curvature:
-    """What was measured: ``L``, the ``lowest`` eigenvalue (nan if not asked for), and how.
+    """Measured ``L`` and ``lowest`` eigenvalue (nan if not asked for).
 
-    ``method`` is ``"hessian"`` (power iteration) or ``"differences"`` (of gradients, where a second derivative is
-    missing), ``products`` the passes over the data it took.
+    ``method`` is ``"hessian"`` (power iteration) or ``"differences"`` (of gradients, if there is no second
+    derivative), ``products`` the number of passes over the data.
     """
 
     L: float
@@ -37,10 +38,10 @@ class Curvature:
 
 
 def largest(product: Map, start: Tensor, iterations: int = 20, tolerance: float = 1e-2) -> tuple[float, int]:
-    """Largest absolute eigenvalue of a symmetric map, by power iteration from ``start``; and the products it took.
+    """Largest absolute eigenvalue of a symmetric map, by power iteration from ``start``; and the number of products.
 
-    |Hv| of unit vectors v never falls on the way and never exceeds the truth, whatever the signs. It ends when it grows
-    by less than ``tolerance``, relatively.
+    |Hv| of unit vectors v never falls between iterations and never exceeds the eigenvalue, whatever the signs. The
+    iteration ends when |Hv| grows by less than ``tolerance``, relatively.
 
     >>> H = torch.diag(torch.tensor([-3.0, 2.0, 1.0], dtype=torch.float64))
     >>> value, _ = largest(H.mv, torch.ones(3, dtype=torch.float64), iterations=200, tolerance=1e-12)
@@ -60,9 +61,9 @@ def largest(product: Map, start: Tensor, iterations: int = 20, tolerance: float 
 def largest_quotient(
     gradient: Map, x: Tensor, direction: Tensor, steps: int = 20, radius: float | None = None
 ) -> tuple[float, int]:
-    r"""Largest :math:`\|\nabla f(y)-\nabla f(x)\|/\|y-x\|` of successive points near ``x``; and the gradients it took.
+    r"""Largest :math:`\|\nabla f(y)-\nabla f(x)\|/\|y-x\|` of successive points near ``x``, and the count of gradients.
 
-    Each step goes on by ``radius`` along the last change of the gradient, which for a quadratic is power iteration.
+    Each step moves by ``radius`` along the last change of the gradient, which for a quadratic is power iteration.
 
     >>> largest_quotient(lambda x: torch.tensor([-3.0, 2.0]) * x, torch.ones(2), torch.ones(2), radius=1.0)[0]
     3.0
@@ -91,18 +92,18 @@ def client_curvature(
 ) -> Curvature:
     """The curvature of a client's loss over all its training data, in evaluation mode, at the model the module holds.
 
-    Nothing of the module, its metrics, or the random numbers of others is changed.
+    The module, its metrics and other random streams stay unchanged.
 
     Args:
-        generator: of the first direction.
+        generator: draws the first direction.
         iterations, tolerance: when to end; see :func:`largest`.
-        lowest: also find the lowest eigenvalue, which is negative where the loss is not convex; doubles the work.
+        lowest: also find the lowest eigenvalue, negative if the loss is not convex; doubles the work.
     """
     start = torch.randn(layout.numel, generator=generator, dtype=torch.float64).to(_point(trainer, layout))
     product = partial(_hessian_product, trainer, layout, cid)
     try:
         L, products = largest(product, start, iterations, tolerance)
-    except RuntimeError:  # some operation has no second derivative; what else is wrong, the first one says too
+    except RuntimeError:  # no second derivative; the first derivative raises any other error again
         return _by_differences(trainer, layout, cid, start, iterations)
     low = float("nan")
     if lowest:
@@ -128,7 +129,7 @@ def _hessian_product(trainer: pl.Trainer, layout: Layout, cid: ClientId, v: Tens
 
 
 def _check_differentiable_twice(slope: Tensor) -> None:
-    """Refuse functions marked ``once_differentiable``: autograd leaves out, in silence, what passes through them."""
+    """Refuse functions marked ``once_differentiable``, whose second derivatives autograd silently leaves out."""
     nodes, seen = [slope.grad_fn], set()
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""Measuring a model on clients' data without leaving a trace in the training run."""
+"""Measure a model on clients' data without changing the training run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A loss and the parameters, to one tensor for each of them.
+#: Maps a loss and the parameters to one tensor per parameter.
 Derivative = Callable[[Tensor, list[nn.Parameter]], Sequence[Tensor | None]]
 FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
 
@@ -56,7 +56,7 @@ _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step 
 
 
 def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
-    """The model the module holds, on every client's train data and its test (or else validation) data."""
+    """Evaluate the module's model on every client's train data and test (or else validation) data."""
     data: Any = trainer.datamodule
     held_out = [split for split in ("test", "val") if data.has_split(split)]
     with measuring(trainer) as state:
@@ -94,7 +94,7 @@ def _evaluate_together(
 
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
-    """Each client's own model on its own data, where the algorithm keeps one and the client has taken part."""
+    """Evaluate each visited client's own model on its own data, if the algorithm keeps one."""
     data, store = trainer.datamodule, federation.store
     known = [cid for cid in data.split_ids(split) if cid in federation.weights]
     seen = [cid for cid in known if (summary := store.summary(cid)) is not None and summary.visits]
@@ -121,7 +121,7 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
 
 
 def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
-    """Norm of the gradient mapping at the server's model; worked out once between two rounds, whoever asks."""
+    """Norm of the gradient mapping at the server's model; computed once between two rounds and then shared."""
     if federation.stationarity is None or federation.stationarity[0] != federation.rounds_done:
         rho = federation.algorithm.traits.penalty or 1.0
         gradient = full_gradient(trainer, federation)
@@ -136,9 +136,9 @@ def client_gradient(trainer: pl.Trainer, layout: Layout, cid: ClientId) -> Tenso
 
 
 def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, derivative: Derivative) -> Tensor:
-    """Some ``derivative`` of a client's loss, as :func:`client_gradient` is the first: a sum over batches.
+    """A ``derivative`` of a client's loss, such as the gradient in :func:`client_gradient`, summed over batches.
 
-    It is given the loss and the parameters in the order of ``layout.names``.
+    ``derivative`` gets the loss and the parameters in the order of ``layout.names``.
     """
     module, data = trainer.lightning_module, trainer.datamodule
     step = loss_step(module, "train")
@@ -154,11 +154,13 @@ def client_derivative(trainer: pl.Trainer, layout: Layout, cid: ClientId, deriva
             size = batch_size_of(batch) if size is None else size
             total += _flat(module, layout, derivative, loss * (size / examples))
             seen += size
-    return total if seen == examples else total * (examples / seen)  # a loader of the user's own may count otherwise
+    return (
+        total if seen == examples else total * (examples / seen)
+    )  # a user's loader may give another number of samples
 
 
 def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
-    """Refuse a module whose steps give no loss to differentiate."""
+    """Refuse a module whose steps return no loss to differentiate."""
     if loss_step(module, "train") is None:
         raise ValueError(
             f"{type(module).__name__} reports no loss to differentiate: with manual optimisation, give it a"
@@ -167,7 +169,7 @@ def check_differentiable(module: pl.LightningModule, remedy: str) -> None:
 
 
 def batch_gradient(trainer: pl.Trainer, layout: Layout, batch: Any, batch_idx: int, noise: dict[str, Any]) -> Tensor:
-    """Gradient of ``training_step`` on a batch it has just seen, in the state it was in before ``noise`` was drawn."""
+    """Gradient of ``training_step`` on its last batch, with the random state from before ``noise`` was drawn."""
     with measuring(trainer, training=True), torch.enable_grad():
         set_results(trainer, RoundResults(training=True))
         set_rng_states(noise)
@@ -183,7 +185,7 @@ def _flat(module: nn.Module, layout: Layout, derivative: Derivative, loss: Tenso
 
 
 def loss_step(module: pl.LightningModule, split: str) -> str | None:
-    """The step whose loss is f_i: on training data what is optimised, on held-out data what validates it."""
+    """The step whose loss is f_i: the training step on training data, the validation step on held-out data."""
     usable = module.automatic_optimization and module not in _TRAIN_MODE_ONLY
     training = ["training_step"] if usable else []
     order = [*training, "validation_step"] if split == "train" else ["validation_step", "test_step", *training]
@@ -192,7 +194,7 @@ def loss_step(module: pl.LightningModule, split: str) -> str | None:
 
 @contextmanager
 def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleState]:
-    """Evaluation mode, unless ``training``; afterwards the module, its metrics, the log and the RNG are as before."""
+    """Evaluation mode, unless ``training``; restores the module, its metrics, the log and the RNG afterwards."""
     module, results, hook = trainer.lightning_module, results_of(trainer), current_hook(trainer)
     modes = {m: m.training for m in module.modules()}
     if not training:
@@ -212,10 +214,10 @@ def measuring(trainer: pl.Trainer, training: bool = False) -> Iterator[ModuleSta
 def _evaluate(
     trainer: pl.Trainer, cid: ClientId, split: str, state: ModuleState, own: Mapping[str, Tensor] | None = None
 ) -> Evaluation:
-    """The model the module holds on one client's data; by another step where training_step cannot be evaluated.
+    """Evaluate the module's model on one client's data, by another step if training_step cannot be evaluated.
 
-    The module is in ``state`` before and after: what is measured on a client does not depend on others. ``own`` are
-    parameters and buffers of the client's own.
+    The module is in ``state`` before and after, so that a client's result does not depend on other clients. ``own``
+    holds the client's own parameters and buffers.
     """
     module = trainer.lightning_module
     step = loss_step(module, split)
@@ -257,7 +259,7 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
     for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, split))):
         batch = move_batch(trainer, batch)
         results.batch, results.batch_size = batch, size
-        with torch.set_grad_enabled(step == "training_step"):  # which may differentiate inside itself
+        with torch.set_grad_enabled(step == "training_step"):  # training_step may differentiate inside itself
             loss = _loss(_call(trainer, step, batch, batch_idx))
         size = batch_size_of(batch) if size is None else size
         examples += size
@@ -268,7 +270,7 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
 
 
 def _logged(results: RoundResults) -> dict[str, float]:
-    """The first logged metric with "loss", and with "acc", in its name; others may not exist for one client alone."""
+    """The first logged metrics with "loss" and with "acc" in their names; others may not exist for a single client."""
     found = {}
     for what in ("loss", "acc"):
         key = next((key for key, metric in results.items() if what in metric.meta.name.lower()), None)

@@ -1,4 +1,4 @@
-"""How a model does on clients' data."""
+"""Results of evaluating a model on clients' data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_fed.core.memory import ClientId
 
 @dataclass
 class Evaluation:
-    """A model on one client's data: mean loss, accuracy (nan where the module reports none), number of samples."""
+    """A model on one client's data: mean loss, accuracy (nan if the module reports none), number of samples."""
 
     loss: float = math.nan
     accuracy: float = math.nan

@@ -1,4 +1,4 @@
-"""Clients whose loss is known in closed form: the laboratory for tests, docs and theory."""
+"""Clients whose loss is known in closed form, for tests, docs and theory."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Quadratic:
 
 
 class FiniteSum(Quadratic):
-    """The mean of one quadratic for each sample, of which a solver may take batches.
+    """The mean of quadratics, one per sample, of which a solver may take batches.
 
     >>> f = FiniteSum([Quadratic.scalar(1.0, 1.0), Quadratic.scalar(3.0, 1.0)])
     >>> f.num_examples, f.A.item(), f.batch(torch.tensor([1])).A.item()
@@ -85,14 +85,14 @@ def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tens
 
 
 class Solver(Protocol):
-    """A way to answer the question for a given loss."""
+    """Solves a local problem for a given loss."""
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution: ...
 
 
 @dataclass(frozen=True)
 class Exact:
-    """The minimiser itself, for quadratics: solves ``(A + rho I) x = b - linear + rho center``."""
+    """The exact minimiser, for quadratics: solves ``(A + rho I) x = b - linear + rho center``."""
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
         if not isinstance(f, Quadratic):
@@ -114,11 +114,11 @@ class GradientDescent:
     """``steps`` gradient steps of length ``lr``: full ones, or on batches of a :class:`FiniteSum`.
 
     Args:
-        steps: how many; with ``until``, at most.
-        lr: their length.
+        steps: number of steps; with ``until``, the most.
+        lr: length of a step.
         until: a :class:`~lightning_fed.theory.Tolerance`, or a number that the norm of the local problem's gradient
-            must not exceed. A start that is good enough is the answer, after no steps at all.
-        batch_size: samples in a batch; all of them if None.
+            must not exceed. If the start is good enough, it is the solution, without a step.
+        batch_size: number of samples in a batch; all of them if None.
 
     >>> f = Quadratic.scalar(1.0, 3.0)
     >>> zero = torch.zeros(1, dtype=torch.float64)
@@ -148,7 +148,7 @@ class GradientDescent:
         if isinstance(self.until, Tolerance):
             if problem.is_mapped or problem.estimate is not None or self.batch_size is not None:
                 raise ValueError(
-                    "GradientDescent(until=...) needs full steps, and an algorithm that asks for a minimiser."
+                    "GradientDescent(until=...) needs full gradients, and an algorithm that asks for a minimiser."
                 )
             return self._until(self.until, f, problem.question, problem.start, steps, round)
         question, x, v, losses = problem.question, problem.start, problem.estimate, []
@@ -189,11 +189,11 @@ class GradientDescent:
 
 @dataclass(frozen=True, eq=False)
 class Oracle(Local):
-    """A loss and a solver, answering for one client."""
+    """A loss and a solver, which solve the local problems of one client."""
 
     f: Loss
     solver: Solver
-    key: tuple[int | str, ...] = ()  # of whatever is random
+    key: tuple[int | str, ...] = ()  # seeds the draws
     round: int = 0
     answers: list[Solution] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The same algorithm objects without Lightning: a laboratory in float64."""
+"""Run algorithms without Lightning, on clients in closed form, in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightning_fed.sampling import Full, Sampler
 class History:
     """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start.
 
-    ``answers[k]`` is what the solvers found in round k, by client: steps, and how exact where there is a tolerance.
+    ``answers[k]`` holds the solvers' results of round k, by client: steps, and exactness if there is a tolerance.
     """
 
     server: list[Any] = field(default_factory=list)
@@ -78,13 +78,13 @@ def simulate(
         algorithm: any :class:`~lightning_fed.algorithms.Algorithm`.
         clients: losses, such as :class:`Quadratic`; client ``i`` is ``clients[i]``.
         x0: first model; zeros by default, in the precision of the first client.
-        rounds: number of (further) rounds, with cohorts drawn by ``sampler`` (everybody by default) from ``seed``.
-        cohorts: who takes part in each round, instead of ``rounds``.
-        solver: :class:`Exact` (default) or :class:`GradientDescent`, for so many steps or until a tolerance holds; a
-            list of them for clients who differ.
-        events: asynchronous instead: ``(client, delay)`` of every upload, in the order the server applies them; the
-            client has worked with the model of ``delay`` uploads before, and on nothing else in the meantime.
-        resume: a run to go on from, of the same algorithm, clients and seed; the history of both together is returned.
+        rounds: number of (further) rounds, with cohorts drawn by ``sampler`` (all clients by default) from ``seed``.
+        cohorts: the clients of each round, instead of ``rounds``.
+        solver: :class:`Exact` (default) or :class:`GradientDescent`, for a number of steps or until a tolerance
+            holds; or a list with one solver per client.
+        events: asynchronous uploads ``(client, delay)``, in the order in which the server applies them; the client has
+            started from the model of ``delay`` uploads before, and has done no other work since.
+        resume: history of a run to continue, of the same algorithm, clients and seed; the result contains both.
 
     >>> from lightning_fed import Quadratic
     >>> from lightning_fed.algorithms import FedADMM
@@ -114,7 +114,7 @@ def simulate(
 
 
 class _Run:
-    """A simulation under way: server, clients, and everything that happened so far."""
+    """A running simulation: server, clients, and the history so far."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Run:
         self.history = History([*past.server], [*past.clients], [*past.cohorts], [*past.answers])
 
     def begin(self, resume: History | None) -> None:
-        """Take up the states of a run to go on from, or ask everybody once, where the algorithm wants that first."""
+        """Take the states of a run to continue, or visit all clients once if the algorithm starts so."""
         if resume is not None:
             self.store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
             return
@@ -143,7 +143,7 @@ class _Run:
         self._remember()
 
     def play(self, k: int, cohort: list[int], delay: int | None) -> None:
-        """Round ``k``; with a ``delay``, clients have worked with the model of so many rounds before."""
+        """Round ``k``; with a ``delay``, clients start from the model of ``delay`` rounds before."""
         self.engine.round, self.engine.answers = k, {}
         self._advance(cohort, stale=None if delay is None else self.history.server[k - delay])
         self.history.cohorts.append(cohort)
@@ -183,11 +183,13 @@ def _check_what_is_given(
 def _check_single_exchange(algorithm: Algorithm[Any, Any, Any]) -> None:
     if algorithm.traits.exchanges > 1:
         name, times = type(algorithm).__name__, algorithm.traits.exchanges
-        raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
+        raise ValueError(
+            f"{name} visits clients {times} times in a round, but an event is a single upload. Use rounds=."
+        )
 
 
 def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solver] | None, n: int) -> Sequence[Solver]:
-    """One for each client."""
+    """One solver per client."""
     solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
     if len(solvers) != n:
         raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
@@ -198,7 +200,7 @@ def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solv
 def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
     if algorithm.traits.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
         raise ValueError(
-            f"{type(algorithm).__name__} asks for steps, not for a minimiser, so there is nothing to be near."
+            f"{type(algorithm).__name__} asks for steps, not for a minimiser, so a tolerance has no meaning."
             f" Omit until=. ({algorithm.traits.plain_sgd})"
         )
 
@@ -224,7 +226,7 @@ def _warn_of_unreached(history: History) -> None:
 
 
 def _events(events: Iterable[tuple[int, int]], past: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """Clients and delays; upload k read the model after ``k - delay`` uploads, its client's last one among them."""
+    """Clients and delays; upload k read the model after ``k - delay`` uploads, its client's last one included."""
     members, delays = [], []
     uploaded = {i: k for k, cohort in enumerate(past) for i in cohort}
     for e, (client, delay) in enumerate(events):
@@ -245,9 +247,9 @@ def _events(events: Iterable[tuple[int, int]], past: Sequence[Sequence[int]]) ->
 def _last_model(
     resume: History, x0: Tensor | Sequence[float] | None, algorithm: Algorithm[Any, Any, Any], n: int
 ) -> Tensor:
-    """Where a run goes on; refuse one that is not of this federation."""
+    """Where a run continues; refuse a history of another federation."""
     if x0 is not None:
-        raise ValueError("simulate got x0= and resume=. The run goes on from its last model; omit x0.")
+        raise ValueError("simulate got x0= and resume=. A resumed run continues from its last model; omit x0.")
     if not resume.server or len(resume.clients[-1]) != n:
         known = len(resume.clients[-1]) if resume.server else 0
         raise ValueError(f"simulate got {n} clients, but resume= is a run of {known}. Give the same clients.")
@@ -256,7 +258,7 @@ def _last_model(
     for blank, found in zip(mine, (resume.server[-1], resume.clients[-1][0]), strict=True):
         if type(blank) is not type(found):
             raise ValueError(
-                f"{type(algorithm).__name__} cannot go on from resume=, which holds {type(found).__module__} states."
+                f"{type(algorithm).__name__} cannot resume from a history that holds {type(found).__module__} states."
                 " Resume with the algorithm that made it."
             )
     return x

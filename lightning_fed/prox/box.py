@@ -25,7 +25,7 @@ class Box(ConvexSet):
         super().__post_init__()
         numbers = is_number(self.lo) and is_number(self.hi)
         if not numbers or not self.lo <= self.hi or self.lo == float("inf") or self.hi == -float("inf"):
-            raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}: numbers with something between.")
+            raise ValueError(f"Box needs lo <= hi, got lo={self.lo!r}, hi={self.hi!r}.")
 
     def value(self, x: Tensor) -> Tensor:
         inside = ((x >= self.lo) & (x <= self.hi)).all(-1)  # clipping is exact: bounds are rounded as x is

@@ -1,4 +1,4 @@
-"""Formulas that several ``g`` share; every one works along the last dimension."""
+"""Formulas that several ``g`` share; each works along the last dimension."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lightning_fed.core.prox import length as length
 
 
 def soft(v: Tensor, tau: float) -> Tensor:
-    """Every entry moved towards 0 by ``tau``, and no further."""
+    """Move every entry towards 0 by ``tau``, at most to 0."""
     return v.sign() * (v.abs() - tau).clamp(min=0)
 
 
 def shorten(v: Tensor, tau: float) -> Tensor:
-    """Every vector made shorter by ``tau``, down to 0."""
+    """Shorten every vector by ``tau``, at most to 0."""
     norm = length(v, keepdim=True).clamp(min=torch.finfo(v.dtype).tiny)
     return v * (1 - tau / norm).clamp(min=0)
 
@@ -25,7 +25,7 @@ def onto_simplex(v: Tensor, total: float) -> Tensor:
     With :math:`u` the sorted entries, :math:`\theta_j = (\sum_{l\le j} u_l - total)/j` rises as long as
     :math:`u_{j+1} > \theta_j` and falls from there on, so that :math:`\theta = \max_j \theta_j`.
     """
-    v = v - v.amax(-1, keepdim=True)  # the same projection, and no digits lost to a large common part
+    v = v - v.amax(-1, keepdim=True)  # the projection is the same, without loss of digits to a large common part
     u = v.sort(dim=-1, descending=True).values
     j = torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
     theta = ((u.cumsum(-1) - total) / j).amax(-1, keepdim=True)

@@ -18,7 +18,7 @@ class GroupLasso(Selective):
 
     Args:
         c: strength.
-        on: the parameters whose groups count.
+        on: names of the parameters that it applies to.
         by: a group is a ``tensor``, or the entries of a tensor that belong to one index of its first dimension:
             a ``row`` of a linear layer, a ``filter`` of a convolution, one entry of a bias. The last two are the same.
         weight: :math:`\omega_G` is the square root of the group's size (``sqrt_size``), or ``one``.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Intersection(Prox):
-    r"""All of several constraints; the nearest point of all sets is found by Dykstra's iterations.
+    r"""Several constraints at once; Dykstra's iterations find the nearest point that satisfies all.
 
     .. math:: y_k = P_k(x + p_k), \quad p_k \leftarrow x + p_k - y_k, \quad x \leftarrow y_k, \qquad k = 1, \dots, K
 
@@ -27,8 +27,8 @@ class Intersection(Prox):
 
     Args:
         parts: the sets; they must have a point in common.
-        tolerance: stop when the moves :math:`y_k - x` of a sweep are smaller, relative to :math:`1 + \|v\|`. Where
-            sweeps return to the same :math:`x` for a while, as they may, these do not vanish (Birgin and Raydan, 2005).
+        tolerance: stop when the moves :math:`y_k - x` of a sweep are smaller, relative to :math:`1 + \|v\|`. They do
+            not vanish while sweeps return to the same :math:`x` (Birgin and Raydan, 2005).
         max_iterations: sweeps after which to stop with a warning.
 
     >>> from lightning_fed.prox import Box, L2Ball
@@ -45,8 +45,8 @@ class Intersection(Prox):
         object.__setattr__(self, "parts", check_parts(self, self.parts))
         if others := [g for g in self.parts if not g.indicator]:
             raise ValueError(
-                f"Intersection is of constraints, such as Box or L2Ball, but {others[0]!r} is none. A sum of g with"
-                " parameters of their own is a Sum."
+                f"Intersection takes constraints, such as Box or L2Ball; {others[0]!r} is not a constraint. Use Sum for"
+                " several g on disjoint parameters."
             )
         positive(self, "tolerance", "1e-10 is a good choice.")
         whole(self, "max_iterations", 1)
@@ -66,8 +66,9 @@ class Intersection(Prox):
             if (moved.sqrt() <= tolerance).all():
                 return x
         warnings.warn(
-            f"Intersection: not at the nearest point after {self.max_iterations} sweeps, which still move it by"
-            f" {float(moved.sqrt().max()):.1e}. Raise max_iterations or tolerance; or have the sets no common point?",
+            f"Intersection has not reached the nearest point after {self.max_iterations} sweeps, which still move it by"
+            f" {float(moved.sqrt().max()):.1e}. Raise max_iterations or tolerance, or check that the sets"
+            " have a common point.",
             stacklevel=2,
         )
         return x

@@ -18,18 +18,18 @@ from lightning_fed.prox.squared_l2 import SquaredL2
 if TYPE_CHECKING:
     from lightning_fed.core.layout import Layout
 
-#: Sums over entries, and intervals for every entry.
+#: Regularisers that are sums over entries, and constraints that are intervals for every entry.
 ENTRYWISE, INTERVALS = (L1, SquaredL2, ElasticNet), (Box, NonNegative)
 
 
 @dataclass(frozen=True)
 class Sum(Prox):
-    r""":math:`g(x) = \sum_k g_k(x)`, each :math:`g_k` on parameters of its own; the prox is that of each of them.
+    r""":math:`g(x) = \sum_k g_k(x)`, each :math:`g_k` on its own parameters; the prox applies the prox of each part.
 
-    Parts that share parameters are refused: the prox of such a sum is in general not made of theirs. It is for one of
-    ``L1``, ``SquaredL2``, ``ElasticNet`` with one of ``Box``, ``NonNegative``, which may: the minimum of a convex
-    function of one entry over an interval is the point of it nearest to the free minimum, so that the prox of the
-    interval follows that of the other.
+    Parts that share parameters are refused, because the prox of their sum is in general not composed of theirs. The
+    exception is one of ``L1``, ``SquaredL2``, ``ElasticNet`` with one of ``Box``, ``NonNegative``: the minimum of a
+    convex function of one entry over an interval is the point of the interval nearest to the free minimum, so that
+    the prox of the interval is applied after the other.
 
     >>> import torch
     >>> from lightning_fed.core.layout import Layout
@@ -42,7 +42,7 @@ class Sum(Prox):
 
     parts: Sequence[Prox]
 
-    #: set by bind, which alone can see which parts share a parameter
+    #: Set by bind, which knows which parts share a parameter.
     _checked = False
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ def _check_shared(parts: Sequence[Prox], what: str) -> None:
     for g, h in combinations(parts, 2):
         if not any(isinstance(a, ENTRYWISE) and isinstance(b, INTERVALS) for a, b in ((g, h), (h, g))):
             raise ValueError(
-                f"Sum: {g!r} and {h!r} both act on {what}, and the prox of their sum is not made of theirs: that is so"
-                " for one of L1, SquaredL2, ElasticNet with one of Box, NonNegative alone. Give each its own parameters"
+                f"Sum: {g!r} and {h!r} both act on {what}, and the prox of their sum is not composed of theirs, except"
+                " for one of L1, SquaredL2, ElasticNet with one of Box, NonNegative. Give each its own parameters"
                 ' (on="*.weight"), or use ElasticNet, or Intersection.'
             )

@@ -54,7 +54,7 @@ class Translated(WithTensors, Prox):
         shift = self._like(v)
         u = v - shift
         p = self.g.prox(u, t)
-        return torch.where(p == u, v, shift + p)  # what g leaves alone is not even rounded
+        return torch.where(p == u, v, shift + p)  # entries that g leaves unchanged are not rounded
 
     def bind(self, layout: Layout) -> Translated:
         return replace(self, g=self.g.bind(layout))

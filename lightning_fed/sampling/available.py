@@ -1,4 +1,4 @@
-"""Samplings of those who are online."""
+"""Samplings among the clients that are online."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lightning_fed.sampling.base import (
 from lightning_fed.sampling.blocks import Blocks
 from lightning_fed.sampling.coins import Bernoulli
 
-#: Up to as many unreliable clients all sets of those online are gone through: 2^12 of them.
+#: Largest number of unreliable clients for which all sets of online clients are enumerated: 2^12 sets.
 ENUMERATED = 12
 
 
 @dataclass(frozen=True)
 class Available(Sampler):
-    r"""First who is online, then ``base`` among them, as ``base`` says (``Uniform(10)`` draws all if they are fewer).
+    r"""Draws by ``base`` among the clients that are online (``Uniform(10)`` draws all if there are fewer).
 
-    A round with nobody online is empty. Give one of:
+    A round without online clients is empty. Give either ``chance`` or ``schedule``.
 
     Args:
-        base: the sampling of those online.
+        base: the sampling of online clients.
         chance: probability in (0, 1] to be online, one for all or one per client, independent in every round.
-        schedule: sets of clients online in rounds 0, 1, 2, ..., then from the start again. The rounds are then no
-            independent draws of one law, which the theory wants: probabilities are averages over a period, and
+        schedule: sets of clients online in rounds 0, 1, 2, ..., repeated from the start. The rounds are then not
+            independent draws of one law, which the theory assumes: probabilities are averages over a period, and
             :meth:`draw` takes a round of the period at random.
 
     Probabilities are :math:`\sum_A P(A)\,P(i \in S \mid A)` over the sets A online; see :meth:`exact`.
@@ -84,9 +84,9 @@ class Available(Sampler):
         return sum((p * _scattered(self.base, online, n) for online, p in _online_sets(a)), np.zeros(n))
 
     def exact(self, n: int) -> bool:
-        """No only with coins, unequal clients in ``base``, and more than 12 clients who may be away.
+        """False only with coins, unequal clients in ``base``, and more than 12 clients that may be away.
 
-        Then the probability is that with everybody online, which is the least, times the chance to be online. It
+        The probability is then the one with all clients online, which is the least, times the chance to be online. This
         concerns ``Systematic``, ``WithReplacement`` and ``NonemptyBernoulli``.
         """
         if self.schedule is not None or self.base.symmetric or type(self.base) in (Bernoulli, Blocks):

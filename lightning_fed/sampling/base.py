@@ -1,4 +1,4 @@
-"""What a sampling is, and the arguments that several of them check alike."""
+"""The interface of samplings, and checks of arguments that several of them share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_fed.core.randomness import numpy_generator
 
 
 class Sampler(ABC):
-    """Law of the set of active clients. Rounds are independent draws of the same law."""
+    """Law of the cohort. Rounds are independent draws of the same law."""
 
     @abstractmethod
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:
@@ -40,16 +40,16 @@ class Sampler(ABC):
             )
 
     def may_be_empty(self, n: int) -> bool:
-        """Whether a round of ``n`` clients can be without any; no, unless a subclass says otherwise."""
+        """Whether a cohort of ``n`` clients can be empty; False unless a subclass overrides it."""
         return False
 
     def exact(self, n: int) -> bool:
-        """Whether :meth:`inclusion_probabilities` are exact; if not they are lower bounds."""
+        """Whether :meth:`inclusion_probabilities` are exact; otherwise they are lower bounds."""
         return True
 
     @property
     def symmetric(self) -> bool:
-        """Whether clients are alike: their probability depends on the number of those online, not on who they are."""
+        """Whether a client's probability depends only on the number of online clients, not on which they are."""
         return False
 
     def among(self, online: Sequence[int], n: int) -> Sampler:
@@ -58,7 +58,7 @@ class Sampler(ABC):
         With fewer others online, a client's probability must not fall; :class:`Available` relies on it.
         """
         raise TypeError(
-            f"{type(self).__name__} does not say how to draw when some clients are away. Define its method among."
+            f"{type(self).__name__} does not define how to draw if some clients are away. Define its method among."
         )
 
 

@@ -1,4 +1,4 @@
-"""One of several blocks of clients, as when a region or a rack takes its turn."""
+"""Draw one of several blocks of clients, such as a region or a rack."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lightning_fed.sampling.base import Sampler, freeze_client_sets, refuse_stra
 
 @dataclass(frozen=True)
 class Blocks(Sampler):
-    """One of ``m`` non-overlapping blocks, uniformly: every client has 1/m, whatever the sizes.
+    """Draws one of ``m`` non-overlapping blocks, uniformly: every client has probability 1/m.
 
-    Of those online: the blocks without those who are away; one of the blocks that are left, uniformly.
+    Among online clients: blocks lose the clients that are away; one of the nonempty blocks is drawn, uniformly.
 
     Args:
-        blocks: the blocks as lists of client indices; or how many, of neighbours and as equal as can be.
+        blocks: lists of client indices; or the number of blocks, made of neighbouring clients and as equal as possible.
 
     >>> Blocks([[0, 2], [1, 3, 4]]).inclusion_probabilities(5)
     array([0.5, 0.5, 0.5, 0.5, 0.5])
@@ -47,7 +47,7 @@ class Blocks(Sampler):
                 seen.add(i)
 
     def partition(self, n: int) -> tuple[tuple[int, ...], ...]:
-        """The blocks of ``n`` clients; refuse to leave out any."""
+        """The blocks of ``n`` clients; refuse blocks that leave out a client."""
         if isinstance(self.blocks, int):
             if self.blocks > n:
                 raise ValueError(f"Cannot make {self.blocks} blocks of {n} clients. Use at most {n}.")

@@ -1,4 +1,4 @@
-"""Samplings in which clients decide independently."""
+"""Samplings in which clients are drawn independently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Coins = TypeVar("Coins", bound="Bernoulli")
 
 @dataclass(frozen=True)
 class Bernoulli(Sampler):
-    """Each client by its own coin; a round may be empty, and then changes nothing. Of those online: the same coins.
+    """Draws each client by its own coin; an empty round changes nothing. Among online clients: the same coins.
 
     Args:
         p: probability in (0, 1], one for all clients or one per client.
@@ -50,9 +50,9 @@ class Bernoulli(Sampler):
 
 @dataclass(frozen=True)
 class NonemptyBernoulli(Bernoulli):
-    r"""Coins, thrown again until somebody is drawn: client i has :math:`p_i / (1 - \prod_j (1 - p_j))`.
+    r"""Coins, thrown again until a client is drawn: client i has :math:`p_i / (1 - \prod_j (1 - p_j))`.
 
-    Of those online: the same, thrown until one of them is drawn.
+    Among online clients: the same, until one of them is drawn.
 
     Args:
         p: probability of a coin in (0, 1], one for all clients or one per client.
@@ -65,9 +65,9 @@ class NonemptyBernoulli(Bernoulli):
         return np.asarray(np.minimum(1.0, probabilities(self, "p", n) / self._first(n)[-1]))
 
     def draw(self, n: int, rng: np.random.Generator) -> list[int]:
-        """Who is the first one drawn, then coins for those after: the same law as repetition, which may take long."""
+        """Draw the first client, then coins for those after it: the law of repeated throws, without repetition."""
         first_by = self._first(n)
-        last = np.searchsorted(first_by, first_by[-1])  # nobody after can be the first, whatever rounding says
+        last = np.searchsorted(first_by, first_by[-1])  # no later client can be the first, in spite of rounding
         first = int(min(np.searchsorted(first_by, rng.random() * first_by[-1], side="right"), last))
         rest = probabilities(self, "p", n)[first + 1 :]
         return [first, *(first + 1 + np.flatnonzero(rng.random(rest.size) < rest)).tolist()]
@@ -76,6 +76,6 @@ class NonemptyBernoulli(Bernoulli):
         return False
 
     def _first(self, n: int) -> NDArray[np.float64]:
-        """Probability that coins hit one of the clients up to each; the last entry is that of a round with somebody."""
+        """Probability that one of the clients up to each is drawn; the last entry is that of a nonempty round."""
         p = probabilities(self, "p", n)
         return np.cumsum(p * np.append(1.0, np.cumprod(1 - p)[:-1]))

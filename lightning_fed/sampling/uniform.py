@@ -14,7 +14,7 @@ from lightning_fed.sampling.base import Sampler
 
 @dataclass(frozen=True)
 class Full(Sampler):
-    """Everybody, every round. Of those online: all."""
+    """Draws all clients in every round. Among online clients: all of them."""
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:
         return np.ones(n)
@@ -32,7 +32,7 @@ class Full(Sampler):
 
 @dataclass(frozen=True)
 class Uniform(Sampler):
-    """``size`` clients, uniformly without replacement. Of those online: ``size``, or all if they are fewer.
+    """Draws ``size`` clients, uniformly without replacement; all online clients if there are fewer.
 
     >>> Uniform(10).inclusion_probabilities(30)[0]
     np.float64(0.3333333333333333)
@@ -64,7 +64,7 @@ class Uniform(Sampler):
 class DoublyUniform(Sampler):
     r"""First the size j with probability :math:`q_j`, then j clients uniformly; client i has :math:`\sum_j q_j j/n`.
 
-    Of those online: j, or all if they are fewer.
+    Among online clients: j, or all if there are fewer.
 
     Args:
         q: probabilities of the sizes 0 to n, adding up to 1; with ``q[0] > 0`` a round may be empty.
@@ -85,7 +85,9 @@ class DoublyUniform(Sampler):
         if abs(q.sum() - 1) > 1e-9:
             raise ValueError(f"DoublyUniform.q must add up to 1, got {q.sum():.12g}. Divide it by its sum.")
         if not q[1:].any():
-            raise ValueError("DoublyUniform.q must give some size above 0 a chance, got q_0 = 1: it draws nobody.")
+            raise ValueError(
+                "DoublyUniform.q must give some size above 0 a chance, got q_0 = 1, which draws no client."
+            )
         object.__setattr__(self, "q", tuple(q.tolist()))
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:

@@ -18,8 +18,8 @@ class Systematic(Sampler):
     r"""Exactly ``size`` clients, unequally likely: :math:`\pi_i = \min(1, \kappa w_i)` with :math:`\sum_i \pi_i = S`.
 
     Clients are put in random order on a line, as intervals of lengths :math:`\pi_i`; those that contain one of
-    :math:`u, u + 1, \dots, u + S - 1`, with u uniform in [0, 1), are drawn. Of those online: ``size`` by
-    the same weights, or all if they are fewer.
+    :math:`u, u + 1, \dots, u + S - 1`, with u uniform in [0, 1), are drawn. Among online clients:
+    ``size`` by the same weights, or all if there are fewer.
 
     >>> Systematic(3, [1, 1, 2, 3, 5, 8]).inclusion_probabilities(6) * 6
     array([1., 1., 2., 3., 5., 6.])
@@ -45,7 +45,7 @@ class Systematic(Sampler):
 
     @cached_property
     def _pi(self) -> NDArray[np.float64]:
-        """Clip at 1 and scale the rest, until nobody is above."""
+        """Clip at 1 and scale the rest, until no value exceeds 1."""
         w = _weights(self, "weights", len(self.weights))
         sure = np.zeros(w.size, dtype=bool)
         while True:
@@ -76,7 +76,7 @@ class Systematic(Sampler):
 class WithReplacement(Sampler):
     r"""``draws`` independent draws by weight, duplicates merged: client i has :math:`1 - (1 - w_i/\sum_j w_j)^S`.
 
-    A cohort has at least one and at most ``draws`` clients. Of those online: as many draws by the same weights.
+    A cohort has at least one and at most ``draws`` clients. Among online clients: as many draws by the same weights.
 
     >>> WithReplacement(2, [1, 1, 2]).inclusion_probabilities(3)
     array([0.4375, 0.4375, 0.75  ])
@@ -112,7 +112,7 @@ def _freeze_weights(owner: object, name: str) -> None:
     if bad.size:
         raise ValueError(
             f"{where} must be positive and finite, got {w[bad[0]]} for client {bad[0]}. "
-            "Whoever has weight 0 is never drawn; give a small weight instead."
+            "A client of weight 0 is never drawn; give a small weight instead."
         )
     object.__setattr__(owner, name, tuple(w.tolist()))
 

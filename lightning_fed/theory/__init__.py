@@ -1,4 +1,4 @@
-"""What the theorems say: residuals, constants and bounds, tolerances of local work, advice on a penalty."""
+"""The theorems in numbers: residuals, constants and bounds, tolerances of local work, advice on a penalty."""
 
 from lightning_fed.theory.bounds import (
     Bounds,

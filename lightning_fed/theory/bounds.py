@@ -1,9 +1,9 @@
-r"""What the theory promises: rounds, step sizes and accuracies, as numbers.
+r"""The theory's guarantees in numbers: rounds, step sizes and accuracies.
 
 Throughout, L is a Lipschitz constant of every client's gradient, ``eta`` the *penalty* of FedADMM, and
-:math:`h = 1/\eta` the *step* of FedDR. G is the gradient of the objective where g = 0, the gradient mapping otherwise.
+:math:`h = 1/\eta` the *step* of FedDR. G is the gradient of the objective if g = 0, the gradient mapping otherwise.
 
-What to expect of these numbers: they are worst-case, larger than what is seen by a factor of 40 and more. The terms for
+These numbers are worst cases, larger than observed values by a factor of 40 and more. The terms for
 inexact local solutions (:math:`\rho_1, \rho_2, C_2, C_3`) are the paper's and were not confirmed independently; those
 of :class:`ExactBounds` were derived and checked.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from lightning_fed.core.validation import is_number
 
-#: A penalty this close to the least, relatively, counts as on the boundary: rounding must not let it pass.
+#: A penalty within this relative distance of its bound counts as on the bound, so that rounding cannot let it pass.
 SLACK = 1e-12
 
 
@@ -142,7 +142,7 @@ class ExactBounds:
         C_1 = \frac{2(1+hL)^2}{h^2\beta}
 
     for :math:`\eta > 2L/(2-\alpha)`. For ``alpha = 1`` this is the limit of :class:`Bounds` as the gammas vanish.
-    It wants every client solved once before round 0 (``FedDR(init="prox")``), and then :math:`V_0` may exceed
+    It needs an exact solution of every client before round 0 (``FedDR(init="prox")``), and then :math:`V_0` may exceed
     :math:`F(x^0)`; clients that start at :math:`x^0` are not exact before they are first drawn, see :class:`Bounds`.
 
     >>> round(ExactBounds(L=1.0, eta=4.0, p_hat=1 / 3).C1, 9)
@@ -195,7 +195,7 @@ def async_step_limit(L: float, alpha: float, n: int, tau: int) -> float:
         \frac1\eta < \frac{-\alpha+\sqrt{\alpha^2+4(2+\alpha+2\alpha c)(2-2\alpha-2\alpha c)}}{2L(2+\alpha+2\alpha c)}
 
     Sufficient for exact local solutions and uniform weights, by our own derivation, tried in one setting only: a
-    guide, not a guarantee. It says nothing about ``alpha = 1``.
+    guide, not a guarantee. It does not cover ``alpha = 1``.
 
     Args:
         tau: largest number of uploads applied between a client's reading of the model and its own upload.
@@ -217,7 +217,7 @@ def async_step_limit(L: float, alpha: float, n: int, tau: int) -> float:
 def summable_error2(k: int, D: float) -> float:
     r""":math:`\varepsilon_k^2 = D/((k+1)(k+2))`: squared errors allowed in rounds k = 0, 1, ...; together they are D.
 
-    Those of the first K rounds add up to :math:`D(1-1/(K+1))`, when everybody takes part in each.
+    Those of the first K rounds add up to :math:`D(1-1/(K+1))`, if all clients take part in each.
 
     >>> sum(summable_error2(k, D=1.0) for k in range(999))
     0.999...
@@ -230,8 +230,8 @@ def summable_error2(k: int, D: float) -> float:
 def distance_to_solution(residual: float, rho: float, L: float) -> float:
     r"""Certificate :math:`\|x-x^*\| \le r/(\rho-L)` of a local solution, from its :math:`r = \|\nabla\varphi(x)\|`.
 
-    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the client's question, strongly
-    convex when :math:`\rho > L`, and :math:`x^*` its solution.
+    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the local problem, strongly
+    convex if :math:`\rho > L`, and :math:`x^*` its solution.
 
     >>> distance_to_solution(residual=0.3, rho=4.0, L=1.0)
     0.09999999999999999
@@ -241,7 +241,7 @@ def distance_to_solution(residual: float, rho: float, L: float) -> float:
 
 
 def residual_for(epsilon: float, rho: float, L: float) -> float:
-    r""":math:`r = (\rho-L)\varepsilon`: local work may stop when its gradient is this small, to be ``epsilon`` near.
+    r""":math:`r = (\rho-L)\varepsilon`: the residual at which local work is within ``epsilon`` of the solution.
 
     >>> residual_for(epsilon=0.1, rho=4.0, L=1.0)
     0.30000000000000004

@@ -1,4 +1,4 @@
-"""How far a federation is from a solution: residuals and the gradient mapping; and what its penalty should exceed."""
+"""Distance of a federation from a solution: residuals and the gradient mapping; and bounds of the penalty."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def primal_residual(federation: Federation, outcome: Outcome) -> float:
 
 
 def dual_residual(algorithm: Algorithm[Any, Any, Any], old: Tensor, new: Tensor) -> float:
-    r""":math:`\rho\|\bar x^{k+1} - \bar x^k\|`, by how much the clients' optimality is off after the server moved.
+    r""":math:`\rho\|\bar x^{k+1} - \bar x^k\|`, the error of the clients' optimality after the server moved.
 
-    Not a number for algorithms without a penalty, and when the set of trainable parameters has just changed.
+    NaN for algorithms without a penalty, and when the set of trainable parameters has just changed.
     """
     if not algorithm.traits.penalty or old.shape != new.shape:
         return float("nan")
@@ -44,7 +44,7 @@ def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: T
 
 
 def penalty_bound(L: float, alpha: float, gamma4: float = 0.05) -> float:
-    """What the penalty must exceed: :func:`eta_min`, or :func:`exact_eta_min` for ``alpha`` other than 1; inf at 2.
+    """Lower bound of the penalty: :func:`eta_min`, or :func:`exact_eta_min` for ``alpha`` other than 1; inf at 2.
 
     >>> round(penalty_bound(1.0, alpha=1.0), 6), penalty_bound(1.0, alpha=1.5), penalty_bound(1.0, alpha=2.0)
     (2.397181, 4.0, inf)
@@ -55,7 +55,7 @@ def penalty_bound(L: float, alpha: float, gamma4: float = 0.05) -> float:
 
 
 def contraction(lr: float, rho: float, L: float, lowest: float) -> float:
-    r"""By what a gradient step on the local problem shrinks its gradient, at worst; 1 and more where it need not.
+    r"""Worst factor by which a gradient step on the local problem shrinks its gradient; 1 or more if it may grow.
 
     The curvature of :math:`f_i` lies in [``lowest``, L], that of the problem between ``lowest`` :math:`+ \rho` and
     :math:`L + \rho`.
@@ -67,7 +67,7 @@ def contraction(lr: float, rho: float, L: float, lowest: float) -> float:
 
 
 def steps_for(shrinkage: float, factor: float) -> float:
-    """Steps that shrink a gradient to ``shrinkage`` of what it was, each by ``factor``; inf where they do not.
+    """Number of steps of ``factor`` that shrink a gradient to the share ``shrinkage``; inf if none do.
 
     >>> steps_for(0.1, 0.9), steps_for(0.1, 1.1)
     (22, inf)

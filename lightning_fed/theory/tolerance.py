@@ -1,4 +1,4 @@
-"""How well a client has to answer before it may stop."""
+"""Tolerances: how exactly a local problem must be solved before a visit may end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Absolute(Tolerance):
 
 @dataclass(frozen=True)
 class Relative(Tolerance):
-    r""":math:`r \le \gamma\,r(v)`: a share of what it was where local work started (FedProx).
+    r""":math:`r \le \gamma\,r(v)`: a share of the residual at the start of local work (FedProx).
 
     >>> Relative(0.1).limit(3, rho=1.0, first=5.0)
     0.5
@@ -45,7 +45,9 @@ class Relative(Tolerance):
 
     def __post_init__(self) -> None:
         if not is_number(self.gamma) or not 0 < self.gamma < 1:
-            raise ValueError(f"Relative.gamma must lie in (0, 1), got {self.gamma!r}. 0.1 is a tenth of the start's.")
+            raise ValueError(
+                f"Relative.gamma must lie in (0, 1), got {self.gamma!r}. 0.1 is a tenth of the start's residual."
+            )
 
     def limit(self, round: int, rho: float, first: float) -> float:
         return self.gamma * first
@@ -55,7 +57,7 @@ class Relative(Tolerance):
 class Summable(Tolerance):
     r""":class:`Absolute` with :math:`\varepsilon_k^2 = D/((k+1)(k+2))` in round k: all rounds together allow ``D``.
 
-    This is what the theorem wants of inexact solutions. An exchange before round 0 is allowed as much as round 0.
+    The theorem assumes this of inexact solutions. An exchange before round 0 has the tolerance of round 0.
 
     >>> [round(Summable(D=6.0).limit(k, rho=4.0, first=1.0) ** 2, 12) for k in range(3)]
     [3.0, 1.0, 0.5]
@@ -73,7 +75,7 @@ class Summable(Tolerance):
 
 
 def as_tolerance(value: float | Tolerance) -> Tolerance:
-    """``value``, where a number is :class:`Absolute`."""
+    """The tolerance ``value``; a number becomes :class:`Absolute`."""
     if isinstance(value, Tolerance):
         return value
     if not is_number(value):

@@ -1,4 +1,4 @@
-"""Tables, histograms and figures for whatever loggers a trainer has; W&B that is offline without a key."""
+"""Tables, histograms and figures for a trainer's loggers; a W&B logger that is offline without a key."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class AutoWandbLogger(WandbLogger):
 
     Args:
         project: W&B project.
-        save_dir: where the run's files go.
-        offline: decide yourself instead.
-        kwargs: whatever Lightning's ``WandbLogger`` takes.
+        save_dir: folder of the run's files.
+        offline: whether to log offline; decided by the key if None.
+        kwargs: other arguments of Lightning's ``WandbLogger``.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ def log_table(
     step: int,
     histograms: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
-    """One row per client, in each logger's own form; what is not known stays blank.
+    """Log one row per client, in each logger's own form; unknown values stay blank.
 
-    ``histograms`` are distributions over its rows, by name; CSV files have them in the table already.
+    ``histograms`` are distributions over the rows, by name; a CSV log has the values in the table already.
     """
     rows = [[None if isinstance(cell, float) and math.isnan(cell) else cell for cell in row] for row in rows]
     histograms = histograms or {}
@@ -82,7 +82,7 @@ def log_table(
 
             drawn = {key: wandb.Histogram(list(values)) for key, values in histograms.items()}
             table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            # all at once: every call is a message to W&B's own process
+            # in one call: every call is a message to W&B's own process
             logger.experiment.log({name: table, **drawn, "trainer/global_step": step})
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text(name, _markdown(columns, rows), step)
@@ -99,7 +99,7 @@ def log_table(
 
 
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
-    """A figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log."""
+    """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb

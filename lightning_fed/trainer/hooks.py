@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,13 +37,13 @@ class Visit:
     client: ClientId
     position: int
     cohort: int
-    step: int = 0
-    optimizer_steps: int = 0
-    planned: int = 0
+    step: int = field(default=0, init=False)
+    optimizer_steps: int = field(default=0, init=False)
+    planned: int = field(default=0, init=False)
     work: float = 1.0
-    loss: torch.Tensor | None = None
-    question: Question | None = None
-    certificate: Exactness | None = None
+    loss: torch.Tensor | None = field(default=None, init=False)
+    question: Question | None = field(default=None, init=False)
+    certificate: Exactness | None = field(default=None, init=False)
 
 
 @dataclass(frozen=True, eq=False)

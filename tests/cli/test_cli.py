@@ -72,7 +72,7 @@ def test_there_are_configs_for_both_algorithms_on_the_three_sets() -> None:
     found = set()
     for path in CONFIGS:
         config = yaml.safe_load(path.read_text())
-        data = config["data"]["init_args"].get("a", "femnist")
+        data = config["data"]["init_args"]["a"] if "data" in config else "femnist"
         found.add((data, config["federated"]["algorithm"]["class_path"].split(".")[-1]))
     assert found >= {(data, algorithm) for data in (0.0, 0.5, 1.0, "femnist") for algorithm in ("FedADMM", "FedDR")}
 

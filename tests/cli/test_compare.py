@@ -20,7 +20,7 @@ from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedAvg
 from lightning_fed.cli import main
 from lightning_fed.cli.experiments import comparison
 from lightning_fed.cli.experiments.comparison import FAMILY, labels, markdown, marks, shown
-from lightning_fed.cli.experiments.run import Row, Run
+from lightning_fed.cli.experiments.run import Recipe, Row, Run
 from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
 from lightning_fed.transforms import Clip, Compose, Quantize, TopK
 
@@ -101,7 +101,7 @@ def test_what_has_diverged_is_not_run_again_and_a_report_runs_nothing(
     assert Path("runs/compare/quick/compare.md").read_text() == first
     main(["compare", "--quick", "--sets", "1", "--rounds", "2", "--report"])
     main(["compare", "--out", "elsewhere", "--report"])
-    assert "Nothing was run yet." in capsys.readouterr().out
+    assert "There are no runs to report on yet." in capsys.readouterr().out
 
 
 def test_only_some_rounds_are_evaluated() -> None:
@@ -116,7 +116,7 @@ def test_only_some_rounds_are_evaluated() -> None:
 
 def recorded(label: str, seed: int, losses: list[float], megabytes: float = 1.0, **kwargs: Any) -> Run:
     """A run whose accuracy is half its loss."""
-    run = Run(synthetic(1.0), label, parse_algorithm(label), seed, Path("out"), rounds=3, **kwargs)
+    run = Run(synthetic(1.0), label, parse_algorithm(label), seed, Path("out"), Recipe(rounds=3), **kwargs)
     run.folder.mkdir(parents=True)
     history: list[Row] = [
         {

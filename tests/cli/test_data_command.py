@@ -123,7 +123,7 @@ def test_images_are_drawn_and_a_description_is_printed_first(
 
 def test_a_config_without_data_is_an_error_that_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = yaml.safe_load(Path(CONFIG).read_text())
-    del content["data"]
+    del content["data"], content["base"], content["trainer"]
     (tmp_path / "none.yaml").write_text(yaml.safe_dump(content))
     assert "There are no data. Give a --config with a `data:` section" in refused(capsys, "--config", "none.yaml")
     assert "There are no data" in refused(capsys)

@@ -20,7 +20,7 @@ from lightning_fed.algorithms import FedADMM, FedDR, FedProx
 from lightning_fed.cli import main
 from lightning_fed.cli.commands import reproduce
 from lightning_fed.cli.experiments import report
-from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import femnist, parse_algorithm, synthetic
 
 SMALL = ["reproduce", "synthetic", "--quick", "--sets", "1", "--rounds", "3"]
@@ -42,8 +42,11 @@ def rows(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def small_run(seed: int = 0, label: str = "FedADMM", rounds: int = 3, **kwargs: Any) -> Run:
-    return Run(synthetic(1.0), label, parse_algorithm(label), seed, Path("out"), rounds=rounds, local_steps=5, **kwargs)
+def small_run(seed: int = 0, label: str = "FedADMM", rounds: int = 3, **execution: Any) -> Run:
+    recipe = Recipe(rounds=rounds, local_steps=5)
+    return Run(
+        synthetic(1.0), label, parse_algorithm(label), seed, Path("out"), recipe, execution=Execution(**execution)
+    )
 
 
 def test_fedadmm_and_feddr_are_one_run_to_rounding_and_all_of_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +131,7 @@ def test_an_interrupted_command_goes_on_and_ends_as_if_it_had_not_been(
     with pytest.raises(SystemExit) as stopped:
         main([*SMALL, "--out", "broken"])
     assert stopped.value.code == 130
-    assert "The same command goes on" in capsys.readouterr().out
+    assert "Repeat the command to resume" in capsys.readouterr().out
     assert (Path("broken") / "quick" / "synthetic-(1,1)" / "FedDR" / "seed_0" / "last.ckpt").exists()
     before = len(calls)
     main([*SMALL, "--out", "broken"])

@@ -127,7 +127,7 @@ def test_an_event_that_cannot_have_happened_is_refused(events, about):
     ("algorithm", "about"),
     [
         (FedPD(), "FedPD needs every client in every round"),
-        (FedDRII(mode="upload_first"), "FedDRII asks clients 2 times"),
+        (FedDRII(mode="upload_first"), "FedDRII visits clients 2 times"),
     ],
     ids=["everybody", "two exchanges"],
 )

@@ -128,9 +128,10 @@ TRAIN = {cid: ragged(n, seed) for seed, (cid, n) in enumerate(SIZES.items())}
 TEST = {cid: ragged(n, seed + 10) for seed, (cid, n) in enumerate(SIZES.items())}
 
 
-def federation(collate_fn: Any, **kwargs: Any) -> FederatedDataModule:
+def federation(collate_fn: Any, loader_options: Any = None, **kwargs: Any) -> FederatedDataModule:
+    options = {"collate_fn": collate_fn, **(loader_options or {})}
     return FederatedDataModule(
-        TRAIN, test=TEST, **{"batch_size": 3, "eval_batch_size": 2, "collate_fn": collate_fn, **kwargs}
+        TRAIN, test=TEST, loader_options=options, **{"batch_size": 3, "eval_batch_size": 2, **kwargs}
     )
 
 
@@ -227,7 +228,7 @@ def test_clients_are_measured_by_their_samples(kind: str) -> None:
 
 def test_double_precision_converts_batches_as_under_a_plain_trainer() -> None:
     single = {cid: [(s.float(), t.float()) for s, t in samples] for cid, samples in TRAIN.items()}
-    data = FederatedDataModule(single, batch_size=3, collate_fn=packed)
+    data = FederatedDataModule(single, batch_size=3, loader_options={"collate_fn": packed})
     server = FederatedServer(FedAvg(), seed=SEED, local_steps=4, figure=False)
     module = Regression()
     quiet_trainer(server, ROUNDS, precision="64-true").fit(module, datamodule=data)
@@ -243,7 +244,7 @@ def test_engines_agree_on_batches_of_any_kind(engine: dict[str, Any]) -> None:
 
 def test_processes_load_what_this_process_would() -> None:
     module = Regression()
-    data = federation(as_dict, num_workers=1, loader_options={"prefetch_factor": 1})
+    data = federation(as_dict, loader_options={"num_workers": 1, "prefetch_factor": 1})
     fitted(data, module, local_epochs=1, evaluate_every=0)
     assert close(module.w.detach(), by_hand({"local_epochs": 1})[-1][0])
 
@@ -266,7 +267,7 @@ def pairs(samples: list[Any]) -> list[Tensor]:
 
 
 def test_a_stack_is_refused_by_name_and_passed_over_by_auto() -> None:
-    data = classification(4, collate_fn=pairs)
+    data = classification(4, loader_options={"collate_fn": pairs})
     server = FederatedServer(FedAvg(), engine="vectorized", local_steps=2)
     with pytest.raises(ValueError, match=r"impossible here: the data have a collate_fn of their own"):
         quiet_trainer(server, 1).fit(Stackable(), datamodule=data)
@@ -281,7 +282,7 @@ def test_a_stack_is_refused_by_name_and_passed_over_by_auto() -> None:
 def test_many_clients_are_evaluated_one_by_one_if_they_have_a_collate_fn(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="lightning_fed.evaluation.evaluate")
     server = FederatedServer(FedAvg(), local_steps=1, figure=False)
-    quiet_trainer(server, 1).fit(Stackable(), datamodule=classification(20, collate_fn=pairs))
+    quiet_trainer(server, 1).fit(Stackable(), datamodule=classification(20, loader_options={"collate_fn": pairs}))
     assert "evaluated one by one: UnfitError: the data have a collate_fn of their own" in caplog.text
 
 
@@ -372,7 +373,7 @@ def test_a_loader_of_the_users_own_is_warned_of_once_where_its_batches_cannot_be
         validation_step = None
 
     _warn_of_guess.cache_clear()
-    data = OwnLoaders(TRAIN, batch_size=3, collate_fn=as_graphs)
+    data = OwnLoaders(TRAIN, batch_size=3, loader_options={"collate_fn": as_graphs})
     with pytest.warns(UserWarning, match="samples of a Graphs from a loader of your own is not known") as caught:
         trainer, _ = fitted(data, Silent(), local_epochs=1)
     assert sum("is not known" in str(w.message) for w in caught) == 1
@@ -390,7 +391,7 @@ def test_a_dataloader_of_the_users_own_is_counted() -> None:
     def in_order(seed: int, round: int, cid: Any, samples: int, size: int, steps: Any) -> list[list[int]]:
         return [[*range(i, min(i + size, samples))] for i in range(0, samples, size)]
 
-    data = Counted(TRAIN, batch_size=3, collate_fn=as_graphs)
+    data = Counted(TRAIN, batch_size=3, loader_options={"collate_fn": as_graphs})
     _, found = fitted(data, local_epochs=1)
     for (w, losses, _), (w_, losses_, _) in zip(found, by_hand({}, in_order), strict=True):
         assert close(w, w_)
@@ -414,7 +415,7 @@ def test_a_last_batch_of_one_sample_with_batchnorm_says_what_to_do() -> None:
 
 def test_confusion_refuses_batches_that_are_no_pairs() -> None:
     server = FederatedServer(FedAvg(), figure=False, evaluate_every=0)
-    with pytest.raises(TypeError, match=r"Confusion wants batches \(x, y\), got dict"):
+    with pytest.raises(TypeError, match=r"Confusion needs batches \(x, y\), got dict"):
         quiet_trainer(server, 1, callbacks=[Confusion()]).fit(Regression(), datamodule=federation(as_dict))
 
 
@@ -425,7 +426,8 @@ def test_tensors_in_memory_are_given_to_collate_fn_sample_by_sample() -> None:
         seen.append(samples)
         return pairs(samples)
 
-    data = FederatedDataModule([TensorDataset(torch.randn(6, 6), torch.zeros(6, dtype=torch.int64))], collate_fn=note)
+    held = TensorDataset(torch.randn(6, 6), torch.zeros(6, dtype=torch.int64))
+    data = FederatedDataModule([held], loader_options={"collate_fn": note})
     server = FederatedServer(FedAvg(), local_steps=1, figure=False)
     quiet_trainer(server, 1, callbacks=[ClientEvaluation()]).fit(Net(), datamodule=data)
     assert len(seen) >= 2

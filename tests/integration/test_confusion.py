@@ -64,7 +64,7 @@ def test_classes_go_by_the_names_of_the_data_and_the_matrix_is_drawn(tmp_path: P
 
 
 def test_a_model_that_is_no_classifier_is_refused_with_the_reason() -> None:
-    with pytest.raises(TypeError, match="Confusion wants module"):
+    with pytest.raises(TypeError, match="Confusion needs module"):
         fitted(
             Confusion(),
             Shifted(),

@@ -78,7 +78,7 @@ def train_batches(data: FEMNIST, cid: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_pixels_are_exactly_k_of_255_with_white_paper(dtype: Any) -> None:
-    data = femnist(dtype=dtype, train_fraction=1.0)
+    data = femnist(pixels={"dtype": dtype}, split={"train_fraction": 1.0})
     assert data.client_ids == ["zoe", "ann", "bob"]
     for name, (images, labels) in SOME.items():
         x, y = train_batches(data, name)
@@ -91,7 +91,7 @@ def test_pixels_are_exactly_k_of_255_with_white_paper(dtype: Any) -> None:
 
 def test_inverted_pixels_are_ink_on_black_paper() -> None:
     path = write_leaf(Path("all_data.json"), SOME)
-    data = [femnist(path=path, invert=invert, dtype="float64") for invert in (False, True)]
+    data = [femnist(path=path, pixels={"invert": invert, "dtype": "float64"}) for invert in (False, True)]
     plain, inverted = (train_batches(one, "zoe")[0] for one in data)
     assert torch.allclose(inverted, 1 - plain, atol=1e-15, rtol=0)
     assert (inverted[:, 0] == 0).all()
@@ -109,7 +109,7 @@ def test_the_seed_decides_who_takes_part_and_what_is_tested() -> None:
     path = write_leaf(Path("many.json"), people(**{f"w{k}": 4 for k in range(12)}))
 
     def drawn(seed: int) -> tuple[list[Any], list[int]]:
-        data = femnist(path=path, writers=5, seed=seed, train_fraction=0.5)
+        data = femnist(path=path, writers=5, seed=seed, split={"train_fraction": 0.5})
         return data.client_ids, whole(data.test_dataloader())[1].tolist()
 
     assert drawn(1) == drawn(1)
@@ -162,7 +162,7 @@ def test_tensor_loaders_and_data_loaders_give_the_same_batches(drop_last: bool) 
 
 
 def test_the_pooled_test_data_are_those_of_the_clients_one_after_the_other() -> None:
-    data = femnist(train_fraction=0.5)
+    data = femnist(split={"train_fraction": 0.5})
     clients = [whole(data.client_eval_dataloader(cid, "test")) for cid in data.split_ids("test")]
     pooled = whole(data.test_dataloader())
     for part in (0, 1):
@@ -173,7 +173,7 @@ def test_the_pooled_test_data_are_those_of_the_clients_one_after_the_other() -> 
 
 
 def test_rows_behave_as_a_dataset() -> None:
-    dataset: Any = femnist(train_fraction=1.0).client_dataset("ann")
+    dataset: Any = femnist(split={"train_fraction": 1.0}).client_dataset("ann")
     x, y = dataset[-1]
     assert torch.equal(x, dataset[3][0])
     assert (x.shape, y.shape, y.dtype) == ((784,), (), torch.int64)
@@ -197,7 +197,7 @@ def test_a_datamodule_survives_pickling(ready: bool) -> None:
 
 
 def test_unseen_writers_are_evaluated_but_never_visited() -> None:
-    data = femnist(split="user", train_fraction=0.67)
+    data = femnist(split={"by": "user", "train_fraction": 0.67})
     (stranger,) = data.split_ids("test")
     assert sorted([*data.client_ids, stranger]) == sorted(SOME)
     assert len(data.client_ids) == 2

@@ -12,12 +12,12 @@ from problems import LAW
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, FedProx
 from lightning_fed.algorithms.compressed import Compressed
-from lightning_fed.theory.advice import Measured, advise, practical_penalty
+from lightning_fed.theory.advice import CurvatureRange, advise, practical_penalty
 from lightning_fed.transforms import TopK
 
 
-def seen(L: float = 4.0, lowest: float = 0.0) -> Measured:
-    return Measured(5, 30, (10, 20), 100, L, lowest, L, L, 10, "hessian")
+def seen(L: float = 4.0, lowest: float = 0.0) -> CurvatureRange:
+    return CurvatureRange(L, L, 10, lowest, "hessian")
 
 
 def verdicts(algorithm: Algorithm, lr: float | None = 0.05, local_steps: int = 20, **kwargs: float) -> dict[str, str]:
@@ -64,7 +64,7 @@ def test_a_penalty_is_judged_by_the_bound_and_by_what_local_steps_can_do(
     assert values(FedADMM(eta=eta), 0.005)["eta"] == pytest.approx(advised, rel=1e-4)
     reason = advise(seen(), FedADMM(eta=eta), 0.005, 20)[0].reason
     assert "above 9.589 = 2.4 L" in reason
-    assert ("no guarantee" in reason) == (eta == 2.0)
+    assert ("nothing is guaranteed" in reason) == (eta == 2.0)
 
 
 def test_a_step_is_judged_the_other_way_round() -> None:
@@ -95,7 +95,7 @@ def test_too_few_steps_are_called_out_and_enough_are_not() -> None:
     assert verdicts(FedADMM(eta=eta), lr, enough)["local_steps"] == "ok"
     assert verdicts(FedADMM(eta=eta), lr, enough - 1)["local_steps"] == "too small"
     assert left_over(lr, eta, enough, [0.0, 4.0]) <= 0.1 < left_over(lr, eta, enough - 1, [0.0, 4.0])
-    assert f"{enough} would do" in advise(seen(), FedADMM(eta=eta), lr, 5)[-1].reason
+    assert f"{enough} are enough" in advise(seen(), FedADMM(eta=eta), lr, 5)[-1].reason
 
 
 def test_relaxation_is_judged_by_the_exact_range() -> None:

@@ -54,7 +54,7 @@ def test_clients_of_a_sequence_are_numbered():
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("wrap", [lambda d: d, Slow])
 def test_the_order_of_a_clients_batches_depends_on_the_generator_only(wrap, workers):
-    data = FederatedDataModule([wrap(numbers(20))], batch_size=3, num_workers=workers)
+    data = FederatedDataModule([wrap(numbers(20))], batch_size=3, loader_options={"num_workers": workers})
     torch.manual_seed(1)
     first = order(data.client_dataloader(0, generator(5)))
     torch.manual_seed(2)
@@ -67,7 +67,7 @@ def test_the_order_of_a_clients_batches_depends_on_the_generator_only(wrap, work
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_order_is_the_same_in_memory_and_through_a_dataloader(workers):
     fast = FederatedDataModule([numbers(20)], batch_size=3)
-    slow = FederatedDataModule([Slow(numbers(20))], batch_size=3, num_workers=workers)
+    slow = FederatedDataModule([Slow(numbers(20))], batch_size=3, loader_options={"num_workers": workers})
     assert isinstance(fast.client_dataloader(0), TensorLoader)
     assert isinstance(slow.client_dataloader(0), DataLoader)
     assert order(fast.client_dataloader(0, generator())) == order(slow.client_dataloader(0, generator()))
@@ -200,7 +200,7 @@ def test_an_unknown_client_is_named_next_to_some_that_exist():
         data.client_dataset("3")
     with pytest.raises(ValueError, match=r"Unknown client 9"):
         data.client_dataloader(9)
-    with pytest.raises(ValueError, match=r"Client 0 has no val data. It came for 1 clients: 1\."):
+    with pytest.raises(ValueError, match=r"Client 0 has no val data. There are val data of 1 clients: 1\."):
         data.client_eval_dataloader(0, "val")
 
 
@@ -240,7 +240,10 @@ class Endless(Dataset):
             r"FederatedDataModule.batch_size must be a whole number >= 1, got 0",
         ),
         ({"train": [numbers(1)], "eval_batch_size": 1.5}, r"eval_batch_size must be a whole number >= 1, got 1.5"),
-        ({"train": [numbers(1)], "num_workers": -1}, r"num_workers must be a whole number >= 0, got -1"),
+        (
+            {"train": [numbers(1)], "loader_options": {"num_workers": -1}},
+            r"num_workers must be a whole number >= 0, got -1",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused_at_once(arguments, message):

@@ -62,7 +62,10 @@ def drawn(data: FederatedDataModule, cid: Any = 0, round: int = 3, work: float =
 @pytest.mark.parametrize("workers", [0, 1])
 def test_every_loader_collates_by_collate_fn_also_tensors_in_memory(workers: int) -> None:
     data = FederatedDataModule(
-        [numbers(5), numbers(3, 5)], test=[numbers(3)], batch_size=2, collate_fn=labelled, num_workers=workers
+        [numbers(5), numbers(3, 5)],
+        test=[numbers(3)],
+        batch_size=2,
+        loader_options={"collate_fn": labelled, "num_workers": workers},
     )
     positions = [torch.tensor([3, 1])]
     loaders = [
@@ -97,13 +100,15 @@ def test_a_subclass_may_write_them_as_methods() -> None:
 
 def test_batches_of_a_visit_are_those_without_collate_fn() -> None:
     plain = FederatedDataModule([numbers(7)], batch_size=3)
-    own = FederatedDataModule([numbers(7)], batch_size=3, collate_fn=lambda s: [torch.stack([a for a, _ in s])])
+    options = {"collate_fn": lambda s: [torch.stack([a for a, _ in s])]}
+    own = FederatedDataModule([numbers(7)], batch_size=3, loader_options=options)
     for how in ({"local_steps": 5}, {"local_epochs": 2}):
         assert drawn(own, **how) == drawn(plain, **how)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"), [({"collate_fn": labelled}, "collate_fn"), ({"sampler": backwards}, "sampler")]
+    ("arguments", "reason"),
+    [({"loader_options": {"collate_fn": labelled}}, "collate_fn"), ({"sampler": backwards}, "sampler")],
 )
 def test_stacks_refuse_data_that_are_collated_or_ordered_otherwise(arguments: Any, reason: str) -> None:
     trainer, server = run(FederatedDataModule([numbers(5)], **arguments), local_steps=1)
@@ -127,7 +132,9 @@ def test_a_stack_takes_the_batches_that_a_loader_of_ones_own_was_given() -> None
 
 def test_a_sampler_decides_the_order_of_every_epoch() -> None:
     for collate in (None, lambda samples: [torch.stack([a for a, _ in samples])]):
-        data = FederatedDataModule([numbers(5)], batch_size=2, sampler=backwards, collate_fn=collate)
+        data = FederatedDataModule(
+            [numbers(5)], batch_size=2, sampler=backwards, loader_options={"collate_fn": collate}
+        )
         assert drawn(data, local_epochs=2) == [[[4, 3], [2, 1], [0]]] * 2
         assert drawn(data, local_steps=4) == [[[4, 3], [2, 1], [0, 4]], [[3, 2]]]
         assert [b[0].tolist() for b in data.client_dataloader(0)] == [[4, 3], [2, 1], [0]]
@@ -248,7 +255,7 @@ def test_positions_come_in_any_iterable_of_whole_numbers(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ([], ValueError, "sampler gave no samples for client 0, who has 5"),
+        ([], ValueError, "sampler gave no samples for client 0, which has 5"),
         ([0, 5], ValueError, "sampler gave position 5 for client 0, whose samples are 0 to 4"),
         ([-1], ValueError, "sampler gave position -1 for client 0"),
         (None, TypeError, "sampler must give positions of samples.*it gave None for client 0"),
@@ -282,10 +289,14 @@ def test_epochs_without_a_full_batch_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"collate_fn": "pad"}, TypeError, "collate_fn must be a function such as .*, got 'pad'"),
+        ({"loader_options": {"collate_fn": "pad"}}, TypeError, "collate_fn must be a function such as .*, got 'pad'"),
         ({"sampler": [0, 1]}, TypeError, r"sampler must be a function such as .*, got \[0, 1\]"),
         ({"loader_options": ["pin_memory"]}, TypeError, "loader_options must be a mapping"),
-        ({"loader_options": {"pin_memry": True}}, ValueError, "no option 'pin_memry'.*It has pin_memory, timeout"),
+        (
+            {"loader_options": {"pin_memry": True}},
+            ValueError,
+            "no option 'pin_memry'.*It has num_workers, coll",
+        ),
         ({"loader_options": {"shuffle": True}}, ValueError, "cannot hold 'shuffle', which is set by sampler="),
         ({"loader_options": {"batch_size": 3}}, ValueError, "'batch_size', which is set by batch_size= and eval"),
         ({"loader_options": {"generator": None}}, ValueError, "'generator', which is set by the seed"),
@@ -314,8 +325,14 @@ class Marked(torch.utils.data.Dataset):
 
 
 def test_options_reach_every_loader() -> None:
-    options = {"worker_init_fn": marked, "prefetch_factor": 3, "timeout": 60, "multiprocessing_context": "fork"}
-    data = FederatedDataModule([Marked()], test=[Marked()], batch_size=2, num_workers=1, loader_options=options)
+    options = {
+        "num_workers": 1,
+        "worker_init_fn": marked,
+        "prefetch_factor": 3,
+        "timeout": 60,
+        "multiprocessing_context": "fork",
+    }
+    data = FederatedDataModule([Marked()], test=[Marked()], batch_size=2, loader_options=options)
     pooled = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
     own = [data.client_dataloader(0), data.batches_dataloader(0, [torch.tensor([1])])]
     for loader in [*pooled, *own, data.client_eval_dataloader(0, "test")]:
@@ -336,7 +353,12 @@ def opaque(samples: list[Any]) -> object:
 @pytest.mark.parametrize("collate", [None, opaque, labelled])
 def test_loaders_know_how_many_samples_their_batches_have(drop: bool, collate: Any) -> None:
     data = FederatedDataModule(
-        [numbers(7)], test=[numbers(5)], batch_size=3, eval_batch_size=2, drop_last=drop, collate_fn=collate
+        [numbers(7)],
+        test=[numbers(5)],
+        batch_size=3,
+        eval_batch_size=2,
+        drop_last=drop,
+        loader_options={"collate_fn": collate},
     )
     full = [3, 3] + [1] * (not drop)
     assert known_sizes(data.client_dataloader(0)) == known_sizes(data.train_dataloader()) == full
@@ -395,7 +417,8 @@ def test_the_remedy_is_for_the_error_that_torch_raises() -> None:
 
 def test_packed_sequences_reach_the_loop() -> None:
     ragged = [torch.ones(n) for n in (3, 1, 2)]
-    data = FederatedDataModule([ragged], batch_size=2, collate_fn=lambda s: pack_sequence(s, enforce_sorted=False))
+    options = {"collate_fn": lambda s: pack_sequence(s, enforce_sorted=False)}
+    data = FederatedDataModule([ragged], batch_size=2, loader_options=options)
     trainer, server = run(data, local_epochs=1)
     (loader, count), *rest = visit_loaders(trainer, server, Visit(0, 0, 0, 1))
     assert (count, rest, known_sizes(loader)) == (2, [], [2, 1])

@@ -81,7 +81,7 @@ def bad(**changes: Any) -> Block:
         (bad(labels=np.zeros((3, 2), np.uint8)), r"labels .*shape \(3, 2\)"),
         (bad(labels=np.array([0, CLASSES, 1], np.uint8)), "label 62 is not one of 0 to 61"),
         (bad(test=np.zeros(2, bool)), r"3 labels came with test marks of shape \(2,\)"),
-        (bad(test=np.zeros(3, bool)), "some writers have a test split and 'ann' is not like them"),
+        (bad(test=np.zeros(3, bool)), "some writers have a test split, but 'ann' differs"),
     ],
 )
 def test_a_bad_block_is_refused_by_name_and_nothing_is_left(block: Block, problem: str) -> None:
@@ -135,7 +135,7 @@ def test_a_flipped_bit_in_a_cache_is_noticed_wherever_it_is(name: str) -> None:
         flipped = bytearray(data)
         flipped[k] ^= 1
         file.write_bytes(flipped)
-        with pytest.raises(DataError, match=rf"{name}.u8: this cache is damaged: its bytes are not those"):
+        with pytest.raises(DataError, match=rf"{name}.u8: this cache is damaged: its checksum does not match"):
             Characters.open(FOLDER, "f")
     file.write_bytes(data)
     Characters.open(FOLDER, "f")

@@ -167,7 +167,7 @@ MALFORMED = {
     "users as numbers": (set_all(users=[1, 2]), SHARD + ".*'users'"),
     "users as number and text": (set_all(users=["1", 1]), SHARD + ".*'users'"),
     "users as lists": (set_all(users=["ann", ["bob"]]), SHARD + ".*'users'"),
-    "nobody": (set_all(users=[], num_samples=[], user_data={}), SHARD + "has no 'user_data', or nobody in it"),
+    "nobody": (set_all(users=[], num_samples=[], user_data={}), SHARD + "has no 'user_data', or no users in it"),
     "no user_data": (lambda contents: contents.pop("user_data"), SHARD + "has no 'user_data'"),
     "user_data as a list": (set_all(user_data=[1]), SHARD + r"wanted '\{', got '\['"),
 }
@@ -189,7 +189,7 @@ def test_a_user_who_is_there_twice_in_a_shard_is_refused() -> None:
     text = json.dumps(shard(SOME))
     again = json.dumps(shard(SOME)["user_data"]["bob"])
     SOURCE.write_text(f'{text[:-2]}, "b\\u006fb": {again}}}}}')
-    with pytest.raises(DataError, match=f"^{BOB}is there twice"):
+    with pytest.raises(DataError, match=f"^{BOB}occurs twice"):
         sources.load(SOURCE, "auto", Path("cache"))
     assert caches() == []
 

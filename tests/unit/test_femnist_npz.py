@@ -186,7 +186,7 @@ def test_the_shared_file_is_read_whole_and_once(monkeypatch: pytest.MonkeyPatch)
         held = found.rows(k)
         assert found.test[held].sum() == max(1, round(len(held) / 10))
     monkeypatch.setitem(sources.READERS, "npz", None)
-    data = FEMNIST(path, core=True, writers=5)
+    data = FEMNIST(path, selection={"core": True}, writers=5)
     data.setup()
     assert len(data.client_ids) == 5
     assert set(data.client_ids) <= set(found.core or [])

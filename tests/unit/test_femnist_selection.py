@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from femnist_files import arrays, caches, people, write_leaf, write_npz, write_split
+from omegaconf import OmegaConf
 
 from lightning_fed.datamodules import FEMNIST
+from lightning_fed.datamodules.femnist import Selection, Source, Split
 from lightning_fed.datamodules.femnist.characters import Characters, DataError
 from lightning_fed.datamodules.femnist.selection import select, split_as_given, split_by_sample, split_by_user
 
@@ -39,7 +41,7 @@ def test_named_writers_come_in_the_order_of_the_source() -> None:
 
 
 def test_an_unknown_writer_is_refused_with_names_that_are_close() -> None:
-    with pytest.raises(DataError, match=r"FEMNIST.writers names 'danny', whom these does not have. It has dan"):
+    with pytest.raises(DataError, match=r"FEMNIST.writers names 'danny', which these does not have. It has dan"):
         select(source(), writers=["eve", "danny"])
 
 
@@ -157,17 +159,17 @@ def test_a_given_split_is_kept_and_nobody_is_empty() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "csv"}, "FEMNIST.source must be one of auto, leaf, npz, parquet, nist; got 'csv'"),
-        ({"split": "writer"}, "FEMNIST.split must be one of auto, given, sample, user; got 'writer'"),
-        ({"dtype": "float16"}, "FEMNIST.dtype must be one of float32, float64; got 'float16'"),
-        ({"fraction": 0.0}, "FEMNIST.fraction must be positive and at most 1, got 0.0"),
-        ({"fraction": 1.5}, "FEMNIST.fraction must be positive and at most 1, got 1.5"),
-        ({"fraction": float("nan")}, "FEMNIST.fraction must be positive and at most 1, got nan"),
-        ({"fraction": "0.5"}, "FEMNIST.fraction must be positive and at most 1, got '0.5'"),
-        ({"train_fraction": -0.1}, "FEMNIST.train_fraction must be positive and at most 1, got -0.1"),
-        ({"train_fraction": 90}, "FEMNIST.train_fraction must be positive and at most 1, got 90"),
-        ({"min_samples": -1}, "FEMNIST.min_samples must be a whole number >= 0, got -1"),
-        ({"min_samples": 2.0}, "FEMNIST.min_samples must be a whole number >= 0, got 2.0"),
+        ({"source": "csv"}, "Source.kind must be one of auto, leaf, npz, parquet, nist; got 'csv'"),
+        ({"split": "writer"}, "Split.by must be one of auto, given, sample, user; got 'writer'"),
+        ({"pixels": {"dtype": "float16"}}, "Pixels.dtype must be one of float32, float64; got 'float16'"),
+        ({"selection": {"fraction": 0.0}}, "Selection.fraction must be positive and at most 1, got 0.0"),
+        ({"selection": {"fraction": 1.5}}, "Selection.fraction must be positive and at most 1, got 1.5"),
+        ({"selection": {"fraction": float("nan")}}, "Selection.fraction must be positive and at most 1, got nan"),
+        ({"selection": {"fraction": "0.5"}}, "Selection.fraction must be positive and at most 1, got '0.5'"),
+        ({"split": {"train_fraction": -0.1}}, "Split.train_fraction must be positive and at most 1, got -0.1"),
+        ({"split": {"train_fraction": 90}}, "Split.train_fraction must be positive and at most 1, got 90"),
+        ({"selection": {"min_samples": -1}}, "Selection.min_samples must be a whole number >= 0, got -1"),
+        ({"selection": {"min_samples": 2.0}}, "Selection.min_samples must be a whole number >= 0, got 2.0"),
         ({"seed": "0"}, "FEMNIST.seed must be a whole number, got '0'"),
         ({"seed": None}, "FEMNIST.seed must be a whole number, got None"),
         ({"writers": 0}, "FEMNIST.writers must be a whole number >= 1, got 0"),
@@ -176,17 +178,44 @@ def test_a_given_split_is_kept_and_nobody_is_empty() -> None:
         ({"writers": "ann"}, "FEMNIST.writers must be a number or a list of names, got 'ann'"),
         ({"writers": []}, r"FEMNIST.writers must be a number or a list of names, got \[\]"),
         ({"batch_size": 0}, "FEMNIST.batch_size must be a whole number >= 1, got 0"),
-        ({"path": None, "source": "leaf"}, "source='leaf' .*but no path"),
-        ({"path": None, "core": True}, "core=True, but no path"),
-        ({"download": True}, "FEMNIST.download wants source to be one of nist, parquet and a path"),
-        ({"download": True, "source": "leaf"}, "FEMNIST.download wants source"),
-        ({"download": True, "source": "nist", "path": None}, "FEMNIST got source='nist'|FEMNIST.download wants"),
+        ({"path": None, "source": "leaf"}, "source kind 'leaf' .*but no path"),
+        ({"path": None, "selection": {"core": True}}, "core=True, but no path"),
+        ({"source": {"download": True}}, "FEMNIST.source.download needs a kind out of nist, parquet and a path"),
+        ({"source": {"download": True, "kind": "leaf"}}, "FEMNIST.source.download needs a kind"),
+        ({"source": {"download": True, "kind": "nist"}, "path": None}, "FEMNIST got source kind 'nist'"),
+        ({"selection": {"min_sample": 3}}, "FEMNIST.selection has no option 'min_sample'. It has core, fraction, min"),
+        ({"split": {"train": 0.5}}, "FEMNIST.split has no option 'train'. It has by, train_fraction"),
     ],
 )
 def test_bad_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FEMNIST(**{"path": "nowhere", **arguments})
     assert caches() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"selection": 5}, r"FEMNIST.selection must be Selection\(...\) or a mapping with some of core, fraction, min"),
+        ({"pixels": "float64"}, r"FEMNIST.pixels must be Pixels\(...\) or a mapping with some of invert, dtype; got"),
+        ({"core": True}, "FEMNIST has no argument 'core' any more. Write selection={'core': True}"),
+        ({"min_samples": 3}, "FEMNIST has no argument 'min_samples' any more. Write selection="),
+        ({"colour": 3}, "unexpected keyword argument 'colour'"),
+    ],
+)
+def test_arguments_of_a_wrong_kind_are_refused_with_what_to_write(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        FEMNIST(**{"path": "nowhere", **arguments})
+
+
+def test_groups_of_arguments_are_given_as_objects_mappings_or_omegaconf() -> None:
+    given: dict[str, Any] = {"min_samples": 3, "core": True}
+    for selection in (Selection(**given), given, OmegaConf.create(given)):
+        data = FEMNIST("nowhere", selection=selection, source={"kind": "leaf", "cache_dir": Path("here")}, split="user")
+        assert data.selection == Selection(core=True, min_samples=3)
+        assert (data.source, data.split) == (Source("leaf", cache_dir="here"), Split("user"))
+        assert data.hparams["selection"] == {"core": True, "fraction": 1.0, "min_samples": 3}
+        assert (data.hparams["batch_size"], data.hparams["eval_batch_size"]) == (10, 512)
 
 
 @pytest.mark.parametrize("stage", ["prepare_data", "setup"])
@@ -203,13 +232,13 @@ def test_an_empty_folder_is_refused() -> None:
 
 def test_a_given_split_is_asked_for_in_vain_where_there_is_none() -> None:
     file = write_leaf(Path("all_data.json"), people(ann=3))
-    with pytest.raises(DataError, match=r"FEMNIST.split is 'given', but FEMNIST .* of all_data.json brings none"):
+    with pytest.raises(DataError, match=r"FEMNIST.split is 'given', but FEMNIST .* of all_data.json has none"):
         FEMNIST(file, split="given").setup()
 
 
 def test_core_is_asked_for_in_vain_where_nobody_is_marked() -> None:
     with pytest.raises(DataError, match=r"core=True, but .* does not mark core writers"):
-        FEMNIST(write_leaf(Path("all_data.json"), people(ann=3)), core=True).setup()
+        FEMNIST(write_leaf(Path("all_data.json"), people(ann=3)), selection={"core": True}).setup()
 
 
 def test_writers_with_one_character_each_leave_nothing_to_train_on() -> None:
@@ -219,13 +248,15 @@ def test_writers_with_one_character_each_leave_nothing_to_train_on() -> None:
 
 @pytest.mark.parametrize(("split", "train", "test"), [("auto", 4, 2), ("given", 4, 2), ("sample", 3, 3)])
 def test_the_split_of_the_source_is_taken_unless_another_is_asked_for(split: Any, train: int, test: int) -> None:
-    data = FEMNIST(write_split(Path("leaf"), people(1, ann=4), people(2, ann=2)), split=split, train_fraction=0.5)
+    data = FEMNIST(
+        write_split(Path("leaf"), people(1, ann=4), people(2, ann=2)), split={"by": split, "train_fraction": 0.5}
+    )
     data.setup()
     assert (data.num_examples("ann"), len(data.client_dataset("ann", "test"))) == (train, test)
 
 
 def test_core_writers_of_an_npz_are_chosen() -> None:
     source = write_npz(Path("w.npz"), {**arrays(people(ann=3, bob=3, cyd=3)), "writer_core": [True, False, True]})
-    data = FEMNIST(source, core=True)
+    data = FEMNIST(source, selection=Selection(core=True))
     data.setup()
     assert data.client_ids == ["ann", "cyd"]

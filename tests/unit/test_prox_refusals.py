@@ -73,12 +73,12 @@ def test_parts_of_a_sum_that_share_a_parameter_are_refused(layout):
     for parts in ([L1(), SquaredL2()], [Box(), NonNegative()], [L1(), Box(), NonNegative()], [L2(), NonNegative()]):
         with pytest.raises(ValueError, match=r"both act on conv.weight.*for one of L1, SquaredL2, ElasticNet with"):
             Sum(parts).bind(layout)
-        with pytest.raises(ValueError, match=r"both act on all parameters, and the prox of their sum is not made"):
+        with pytest.raises(ValueError, match=r"both act on all parameters, and the prox of their sum is not composed"):
             Sum(parts).prox(V, 1.0)
 
 
 def test_only_constraints_have_an_intersection():
-    with pytest.raises(ValueError, match=r"Intersection is of constraints.*L1\(c=1.0, on=None\) is none"):
+    with pytest.raises(ValueError, match=r"Intersection takes constraints.*L1\(c=1.0, on=None\) is not a constraint"):
         Intersection([Box(), L1()])
 
 

@@ -147,5 +147,5 @@ def test_dykstra_goes_on_where_it_pauses():
 
 def test_dykstra_says_when_it_has_not_arrived():
     apart = Intersection([Box(0.0, 1.0), Translated(L2Ball(1.0), 5.0)], max_iterations=20)
-    with pytest.warns(UserWarning, match="not at the nearest point after 20 sweeps.*no common point"):
+    with pytest.warns(UserWarning, match="not reached the nearest point after 20 sweeps.*have a common point"):
         apart.prox(V, 1.0)

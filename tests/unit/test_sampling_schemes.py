@@ -259,7 +259,7 @@ def test_how_to_restrict_a_sampling_of_ones_own_must_be_said():
         def draw(self, n, rng):
             return list(range(n))
 
-    with pytest.raises(TypeError, match=r"Mine does not say how to draw when some clients are away\. Define .* among"):
+    with pytest.raises(TypeError, match=r"Mine does not define how to draw if some clients are away\. Define .* among"):
         Available(Mine(), chance=0.5)
 
     class Restricted(Mine):

@@ -1,1 +1,1 @@
-"""Commands beside ``fit``, ``validate``, ``test`` and ``predict``; ``lightning_fed.cli.COMMANDS`` names them."""
+"""Commands in addition to ``fit``, ``validate``, ``test`` and ``predict``; ``cli.main.COMMANDS`` names them."""

@@ -1,4 +1,4 @@
-"""``lightning-fed advise --config configs/....yaml``: penalty, step size and local work for a model and its data."""
+"""``lightning-fed advise --config configs/....yaml``: recommend penalty, step size and local work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import statistics
 import sys
 import textwrap
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from lightning_fed.evaluation.evaluate import check_differentiable, client_gradi
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.local.schedule import planned_steps
 from lightning_fed.server import FederatedServer
-from lightning_fed.theory.advice import Advice, Measured, advise
+from lightning_fed.theory.advice import Advice, CurvatureRange, advise
 from lightning_fed.trainer.eligibility import plain_lr
 
 USAGE = "lightning-fed advise --config FILE [options of fit] [--clients N] [--steps N] [--json]"
@@ -34,7 +34,7 @@ Measure the curvature of some clients' losses, at the first model and after a fe
 relaxation, step size and local steps, each with its reason. Takes the config files and overrides of `lightning-fed
 fit`; nothing is trained, logged or written."""
 
-#: in the place of what the config says: nothing but the measurement runs
+#: Replaces the config's settings, so that nothing but the measurement runs.
 QUIET: dict[str, Any] = {
     "logger": False,
     "callbacks": None,
@@ -54,7 +54,7 @@ QUIET: dict[str, Any] = {
 
 
 class AdviseCLI(FederatedCLI):
-    """Builds what ``fit`` builds, without loggers, callbacks and checkpoints."""
+    """Builds the objects of ``fit``, without loggers, callbacks and checkpoints."""
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.prog, parser.usage = "lightning-fed advise", USAGE
@@ -73,8 +73,34 @@ class AdviseCLI(FederatedCLI):
             self.config.trainer[name] = value
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What :class:`Surveyor` has measured.
+
+    Args:
+        clients: number of clients that were measured.
+        of: number of clients of the federation.
+        samples: least and largest number of training samples of a client.
+        parameters: number of the model's parameters.
+        curvature: of the measured clients' losses.
+    """
+
+    clients: int
+    of: int
+    samples: tuple[int, int]
+    parameters: int
+    curvature: CurvatureRange
+
+    def facts(self) -> dict[str, Any]:
+        """Everything in one mapping, for JSON."""
+        own, curvature = asdict(self), asdict(self.curvature)
+        del own["curvature"]
+        names = ("lowest", "at_start", "later", "steps", "method")
+        return {**own, "L": self.curvature.L, **{name: curvature[name] for name in names}}
+
+
 class Surveyor(pl.Callback):
-    """Measures before the first round, and ends the fit there."""
+    """Measures before the first round, and then ends the fit."""
 
     def __init__(self, clients: int, steps: int) -> None:
         self.clients, self.steps = clients, steps
@@ -101,8 +127,8 @@ class Surveyor(pl.Callback):
             L = max(curvature.L for curvature in here)
             if not 0 < L < math.inf:
                 raise ValueError(
-                    f"The curvature of {type(module).__name__}'s loss is {L:g} at its first model, so there is nothing"
-                    " to base advice on. Look for a loss that is linear, or not finite."
+                    f"The curvature of {type(module).__name__}'s loss is {L:g} at its first model, so no advice"
+                    " can be given. Check whether the loss is linear, or not finite."
                 )
             for _ in range(self.steps):
                 slope = torch.stack([client_gradient(trainer, layout, cid) for cid in chosen]).mean(0)
@@ -110,19 +136,19 @@ class Surveyor(pl.Callback):
             there = self._curvatures(trainer, layout, chosen) if self.steps else here
         finally:
             overwrite(parameters, first)
-        later = max(curvature.L for curvature in there)
         samples = [data.num_examples(cid) for cid in data.client_ids]
         return Measured(
             clients=len(chosen),
             of=len(samples),
             samples=(min(samples), max(samples)),
             parameters=layout.numel,
-            L=max(L, later),
-            lowest=min(curvature.lowest for curvature in here + there),
-            at_start=L,
-            later=later,
-            steps=self.steps,
-            method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+            curvature=CurvatureRange(
+                at_start=L,
+                later=max(curvature.L for curvature in there),
+                steps=self.steps,
+                lowest=min(curvature.lowest for curvature in here + there),
+                method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+            ),
         )
 
     def _curvatures(self, trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> list[Any]:
@@ -142,10 +168,14 @@ class Surveyor(pl.Callback):
 
 
 def main(args: list[str] | None = None) -> None:
-    """Measure, and print what is recommended."""
+    """Measure, and print the recommendations."""
     parser = argparse.ArgumentParser(usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--clients", type=_whole, default=5, help="to measure on, drawn by the seed (default: 5)")
-    parser.add_argument("--steps", type=int, default=10, help="gradient steps to the second point (default: 10)")
+    parser.add_argument(
+        "--clients", type=_whole, default=5, help="number of clients to measure, drawn by the seed (default: 5)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, help="number of gradient steps to the second point (default: 10)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument_group("options of fit", "--config FILE, --federated.algorithm.eta=VALUE and all others")
     options, others = parser.parse_known_args(sys.argv[2:] if args is None else args)
@@ -159,12 +189,12 @@ def main(args: list[str] | None = None) -> None:
     cli.trainer.callbacks.append(surveyor)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what fit would warn of is part of the advice
+            warnings.simplefilter("ignore")  # the advice contains the warnings of fit
             cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     except (TypeError, ValueError) as error:
         cli.parser.error(str(error))
     assert surveyor.measured is not None
-    found = advise(surveyor.measured, server.algorithm, surveyor.lr, surveyor.local_steps)
+    found = advise(surveyor.measured.curvature, server.algorithm, surveyor.lr, surveyor.local_steps)
     print(_as_json(surveyor.measured, server, found) if options.json else report(surveyor.measured, server, found))
 
 
@@ -175,15 +205,16 @@ def _whole(text: str) -> int:
 
 
 def report(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
-    """Text for people."""
-    by = "power iteration" if measured.method == "hessian" else "differences of gradients: no second derivative"
-    lowest = "unknown" if math.isnan(measured.lowest) else f"{measured.lowest:.4g}"
+    """The recommendations as text."""
+    curvature = measured.curvature
+    by = "power iteration" if curvature.method == "hessian" else "differences of gradients: no second derivative"
+    lowest = "unknown" if math.isnan(curvature.lowest) else f"{curvature.lowest:.4g}"
     low, high = measured.samples
     lines = [
         f"{type(server.algorithm).__name__}, {measured.parameters} parameters, {measured.of} clients of {low} to {high}"
         " samples",
-        f"Measured on {measured.clients} clients ({by}): L = {measured.at_start:.4g} at the first model,"
-        f" {measured.later:.4g} after {measured.steps} gradient steps; lowest curvature {lowest}.",
+        f"Measured on {measured.clients} clients ({by}): L = {curvature.at_start:.4g} at the first model,"
+        f" {curvature.later:.4g} after {curvature.steps} gradient steps; lowest curvature {lowest}.",
         "",
         f"{'':14}{'now':>10}{'advised':>10}  verdict",
     ]
@@ -198,7 +229,7 @@ def _short(value: float | None) -> str:
 
 
 def _as_json(measured: Measured, server: FederatedServer, found: list[Advice]) -> str:
-    facts = {name: None if value != value else value for name, value in asdict(measured).items()}
+    facts = {name: None if value != value else value for name, value in measured.facts().items()}
     settings = {advice.setting: {k: v for k, v in asdict(advice).items() if k != "setting"} for advice in found}
     content = {"algorithm": hyper_parameters(server.algorithm), "measured": facts, "advice": settings}
     return json.dumps(content, indent=2, default=str)

@@ -1,4 +1,4 @@
-"""``lightning-fed compare``: all algorithms of the family on the synthetic sets, from nothing to table and figure."""
+"""``lightning-fed compare``: run all algorithms on the synthetic sets, and write a table and a figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_fed.cli.commands.reproduce import QUICK_ROUNDS, QUICK_STEPS, whol
 from lightning_fed.cli.experiments import comparison, report
 from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS
 from lightning_fed.cli.experiments.drive import drive
-from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
@@ -35,44 +35,45 @@ def main(args: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lightning-fed compare",
-        description="The family with the paper's settings (10 of 30 clients, or all where a method needs them; 300 SGD"
-        " steps of batch 2, step size 0.01) and the same seeds: loss, accuracy, bytes and local work in a table, CSV,"
-        " figure and W&B. An interrupted command goes on when it is given again.",
+        description="Run all algorithms with the paper's settings (10 of 30 clients, or all if an algorithm needs them;"
+        " 300 SGD steps of batch 2, step size 0.01) and the same seeds; write loss, accuracy, bytes and local work to a"
+        " table, CSV, figure and W&B. Repeat an interrupted command to resume it.",
     )
-    parser.add_argument("--rounds", type=whole_number, help="100 by default")
+    parser.add_argument("--rounds", type=whole_number, help="number of rounds (default: 100)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--sets", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a = b of the synthetic sets")
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="these instead of the family: FedAvg FedProx:mu=1 FedAvg+TopK:k=99"
+        "--only", nargs="+", metavar="NAME", help="run only these: FedAvg FedProx:mu=1 FedAvg+TopK:k=99"
     )
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 10 steps with one seed: does it all work?")
-    parser.add_argument("--report", action="store_true", help="of what is there already; run nothing")
-    parser.add_argument("--evaluate-every", type=whole_number, default=5, help="rounds; and after 1, 2, 3 and the last")
-    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the model, and as sent")
-    parser.add_argument("--threads", type=whole_number, default=1, help="of torch")
+    parser.add_argument("--quick", action="store_true", help="try it: 3 rounds of 10 steps with one seed")
+    parser.add_argument("--report", action="store_true", help="report on existing runs; run nothing")
+    parser.add_argument(
+        "--evaluate-every",
+        type=whole_number,
+        default=5,
+        help="rounds between evaluations; 1, 2, 3 and the last are always evaluated",
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "float64"), default="float32", help="precision of the model and the messages"
+    )
+    parser.add_argument("--threads", type=whole_number, default=1, help="number of torch's threads")
     parser.add_argument("--out", type=Path, default=Path("runs/compare"))
     return parser
 
 
 def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
-    """Everything with one seed before the next, so that there is soon something to compare."""
+    """All runs, ordered by seed, so that runs can be compared early."""
     out: Path = asked.out / "quick" if asked.quick else asked.out
+    recipe = Recipe(
+        rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
+        local_steps=QUICK_STEPS if asked.quick else 300,
+        dtype=asked.dtype,
+        evaluate_every=asked.evaluate_every,
+        evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
+    )
+    execution = Execution(threads=asked.threads, compile=not asked.quick)  # runs are short, but share compiled code
     return [
-        Run(
-            synthetic(s),
-            label,
-            parse_algorithm(label),
-            seed,
-            out,
-            rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
-            local_steps=QUICK_STEPS if asked.quick else 300,
-            dtype=asked.dtype,
-            threads=asked.threads,
-            experiment="compare",
-            evaluate_every=asked.evaluate_every,
-            evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
-            compile=not asked.quick,  # each run is short, but they share what is compiled
-        )
+        Run(synthetic(s), label, parse_algorithm(label), seed, out, recipe, execution, experiment="compare")
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)
         for s in asked.sets
         for label in labels
@@ -83,7 +84,7 @@ def _report(runs: Sequence[Run], family: dict[str, tuple[str, ...]]) -> None:
     """Tables, CSV and figure of the runs that have begun."""
     begun = [run for run in runs if run.facts()]
     if not begun:
-        print("Nothing was run yet.")
+        print("There are no runs to report on yet.")
         return
     folder, text = runs[0].out, []
     settings = report.grouped(begun)
@@ -92,7 +93,7 @@ def _report(runs: Sequence[Run], family: dict[str, tuple[str, ...]]) -> None:
         facts = next(iter(algorithms.values()))[0].facts()
         text += [f"{name}: {facts['data']}, {facts['dtype']}, seeds {seeds}", comparison.markdown(algorithms, family)]
     tried = [f"{own}: {', '.join(others)}" for own, others in family.items() if others]
-    text += [f"Tried beside the defaults: {'; '.join(tried)}."] if tried else []
+    text += [f"Tried in addition to the defaults: {'; '.join(tried)}."] if tried else []
     (folder / "compare.md").write_text("\n\n".join(text) + "\n")
     print("\n" + "\n\n".join(text))
     report.write_csv(begun, folder / "compare.csv")

@@ -1,4 +1,4 @@
-"""``lightning-fed data --config configs/....yaml``: what the clients of a federation hold."""
+"""``lightning-fed data --config configs/....yaml``: survey the data of the clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_fed.server import FederatedServer
 
 USAGE = "lightning-fed data --config FILE [--data.init_args.NAME=VALUE ...] [--out FOLDER]"
 DESCRIPTION = """\
-Show what the clients of a federation hold: how many samples and classes, and how much their labels differ. Takes the
+Survey the data of the clients: numbers of samples and classes, and how much the labels of clients differ. Takes the
 config files and overrides of `lightning-fed fit`, but builds the data alone: nothing is trained or logged."""
 EPILOG = """\
 examples:
@@ -28,7 +28,7 @@ examples:
 
 
 class DataCLI(FederatedCLI):
-    """Takes what ``fit`` takes and builds the data alone: a logger would make folders. Only ``data`` is required."""
+    """Takes the arguments of ``fit`` and builds the data alone: a logger would make folders. Requires only ``data``."""
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.prog, parser.usage = "lightning-fed data", USAGE
@@ -50,7 +50,7 @@ class DataCLI(FederatedCLI):
         try:
             self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data  # type: ignore[no-untyped-call]
         except (TypeError, ValueError) as error:
-            self.parser.error(str(error.__cause__ or error))  # jsonargparse wraps what the class itself has raised
+            self.parser.error(str(error.__cause__ or error))  # jsonargparse wraps the error of the class
 
 
 def main(args: list[str] | None = None) -> None:
@@ -67,7 +67,7 @@ def main(args: list[str] | None = None) -> None:
         type=Path,
         default=Path("runs/data"),
         metavar="FOLDER",
-        help="where clients.csv, clients.png and, for images, samples.png go (default: %(default)s)",
+        help="folder for clients.csv, clients.png and, for images, samples.png (default: %(default)s)",
     )
     parser.add_argument_group(
         "options of fit",
@@ -82,7 +82,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def report(data: FederatedDataModule, folder: Path) -> list[Path]:
-    """Print the survey of data that are set up, and write it to ``folder``; returns the files."""
+    """Print the survey of data that are set up, and write it to ``folder``; returns the written files."""
     found = survey(data)
     print(describe(found), end="\n\n")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,17 @@
-"""``lightning-fed reproduce synthetic|femnist|all``: the paper's experiments, from nothing to figure and table."""
+"""``lightning-fed reproduce synthetic|femnist|all``: run the paper's experiments, and write figures and tables."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import wandb
 
 from lightning_fed.cli.experiments import report
 from lightning_fed.cli.experiments.drive import drive
-from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
@@ -36,28 +37,38 @@ def main(args: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lightning-fed reproduce",
-        description="FedADMM and FedDR with the paper's settings (10 of 30 clients, 300 SGD steps of batch 2, step size"
-        " 0.01, eta = alpha = 1, start local) and the same seeds: figures, a table with their largest difference by"
-        " round, CSV and W&B. An interrupted command goes on when it is given again.",
+        description="Run FedADMM and FedDR with the paper's settings (10 of 30 clients, 300 SGD steps of batch 2, step"
+        " size 0.01, eta = alpha = 1, start local) and the same seeds; write figures, a table with their largest"
+        " difference by round, CSV and W&B. Repeat an interrupted command to resume it.",
     )
     parser.add_argument("experiment", choices=("synthetic", "femnist", "all"))
-    parser.add_argument("--rounds", type=whole_number, help="100 by default")
+    parser.add_argument("--rounds", type=whole_number, help="number of rounds (default: 100)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 10 steps with one seed: does it all work?")
+    parser.add_argument("--quick", action="store_true", help="try it: 3 rounds of 10 steps with one seed")
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="baselines: FedAvg FedProx:mu=0.1 ...")
     parser.add_argument(
-        "--data", type=Path, help="FEMNIST: LEAF JSON, npz by writer, parquet, NIST; without it, generated handwriting"
+        "--data", type=Path, help="FEMNIST as LEAF JSON, npz by writer, parquet or NIST (default: generated)"
     )
     parser.add_argument("--sets", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a = b of the synthetic sets")
     parser.add_argument(
-        "--dtype", choices=("float64", "float32"), default="float64", help="in float32 two correct runs separate"
+        "--dtype",
+        choices=("float64", "float32"),
+        default="float64",
+        help="precision; in float32, two correct runs separate",
     )
-    parser.add_argument("--threads", type=whole_number, help="of torch; 1 on the synthetic sets")
+    parser.add_argument(
+        "--threads", type=whole_number, help="number of torch's threads (default: 1 on the synthetic sets)"
+    )
     parser.add_argument("--workers", type=whole_number, default=1, help="processes that share the clients of a round")
     parser.add_argument(
-        "--evaluate-every", type=whole_number, default=1, help="rounds; the first three are evaluated in any case"
+        "--evaluate-every",
+        type=whole_number,
+        default=1,
+        help="rounds between evaluations; the first three and the last are always evaluated",
     )
-    parser.add_argument("--keep-checkpoints", action="store_true", help="to go on with more rounds later")
+    parser.add_argument(
+        "--keep-checkpoints", action="store_true", help="keep checkpoints, so that runs can be extended by more rounds"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"))
     return parser
 
@@ -70,9 +81,17 @@ def whole_number(text: str) -> int:
 
 
 def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
-    """All runs of an experiment; algorithms with one seed follow each other, so that pairs are complete early."""
+    """All runs of an experiment, ordered by seed, so that pairs of algorithms are complete early."""
     settings = [femnist(asked.data)] if name == "femnist" else [synthetic(s) for s in asked.sets]
     out: Path = asked.out / "quick" if asked.quick else asked.out
+    recipe = Recipe(
+        rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
+        local_steps=QUICK_STEPS if asked.quick else 300,
+        dtype=asked.dtype,
+        evaluate_every=asked.evaluate_every,
+        evaluate_also=(1, 2, 3),
+    )
+    execution = Execution(workers=asked.workers, keep_checkpoint=asked.keep_checkpoints)
     return [
         Run(
             setting,
@@ -80,14 +99,8 @@ def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
             PAIR[label] if label in PAIR else parse_algorithm(label),
             seed,
             out,
-            rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
-            local_steps=QUICK_STEPS if asked.quick else 300,
-            dtype=asked.dtype,
-            threads=asked.threads or setting.threads,
-            keep_checkpoint=asked.keep_checkpoints,
-            evaluate_every=asked.evaluate_every,
-            evaluate_also=(1, 2, 3),
-            workers=asked.workers,
+            recipe,
+            replace(execution, threads=asked.threads or setting.threads),
         )
         for setting in settings
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)

@@ -1,1 +1,1 @@
-"""The paper's experiments: what is run, one run that can be resumed, and the figures and tables drawn from runs."""
+"""The paper's experiments: their settings, runs that can be resumed, and figures and tables of runs."""

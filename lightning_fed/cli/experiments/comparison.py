@@ -1,4 +1,4 @@
-"""The whole family on the same data, model and local work: what is compared, and the table and figure of it."""
+"""Compare all algorithms on the same data, model and local work, in a table and a figure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightning_fed.cli.experiments.settings import CLIENTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: every algorithm with its own hyper-parameters, and what else is tried of it; the best by train loss is tabled too.
-#: Left out because they are the same runs: FedDRII (FedDR), and other steps of FedDR (FedADMM).
+#: Every algorithm with its defaults, and further hyper-parameters to try; the table also has the best by train loss.
+#: Left out are equal runs: FedDRII (equal to FedDR), and other steps of FedDR (equal to FedADMM).
 FAMILY: dict[str, tuple[str, ...]] = {
     "FedADMM": ("FedADMM:eta=0.1",),
-    "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # where the reproduced experiments start
+    "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # as in the reproduced experiments
     "FedDR": (),
     "FedDRII:mode=upload_first": ("FedDRII:mode=upload_first,eta_hat=10",),
     "FedDyn": ("FedDyn:alpha=0.1",),
@@ -39,24 +39,24 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedLin": (),
 }
 
-#: rounds that are looked at closely, and those of the table
+#: First rounds, which are always evaluated, and the rounds of the table.
 FIRST_ROUNDS, MARKS = (1, 2, 3), (10, 50, 100)
 
 Algorithms = Mapping[str, Sequence[Run]]
 
 
 def labels(family: Mapping[str, Sequence[str]]) -> list[str]:
-    """Everything that is run."""
+    """Labels of all runs."""
     return [label for own, others in family.items() for label in (own, *others)]
 
 
 def marks(rounds: int) -> list[int]:
-    """The rounds of the table of a comparison of so many."""
+    """The table's rounds in a comparison of ``rounds`` rounds."""
     return [mark for mark in MARKS if mark < rounds] + [rounds]
 
 
 def shown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Labels of the table's rows by what they are called: the defaults, and what was best where more was tried."""
+    """Labels of the table's rows by row name: the defaults, and the best of several hyper-parameters."""
     found = {}
     for own, others in family.items():
         tried = [label for label in (own, *others) if label in algorithms]
@@ -69,7 +69,7 @@ def shown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> dict[s
 
 
 def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str:
-    """One line per algorithm: loss and accuracy after some rounds, accuracy at equal bytes, and what it all took."""
+    """One line per algorithm: loss and accuracy after some rounds, accuracy at equal bytes, and total costs."""
     rows = shown(algorithms, family)
     rounds = next(iter(algorithms.values()))[0].rounds
     budget = min((total for label in rows.values() if (total := _sent(algorithms[label]))), default=0.0)
@@ -88,7 +88,7 @@ def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str
 
 
 def figure(settings: Mapping[str, Algorithms], family: Mapping[str, Sequence[str]]) -> Figure:
-    """One row per setting: test accuracy by round and by bytes; methods that need everybody are dashed."""
+    """One row per setting: test accuracy by round and by bytes; algorithms that need all clients are dashed."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -110,7 +110,7 @@ def figure(settings: Mapping[str, Algorithms], family: Mapping[str, Sequence[str
 
 
 def _value(run: Run, metric: str, round: int) -> float:
-    """A metric after a round; not finite if the run has diverged, or has not come that far."""
+    """A metric after a round; not finite if the run has diverged, or has not reached the round."""
     history = run.history()
     return history[round - 1].get(f"federated/{metric}", math.nan) if round <= len(history) else math.nan
 
@@ -129,7 +129,7 @@ def _final_loss(runs: Sequence[Run]) -> float:
 
 
 def _last(runs: Sequence[Run], name: str) -> float | None:
-    """The mean over the seeds of what was spent in all; None unless all of them have run to the end."""
+    """The mean over seeds of a final total; None unless all runs are complete."""
     ends = [run.history()[-1].get(name, math.nan) for run in runs if len(run.history()) == run.rounds]
     return statistics.mean(ends) if len(ends) == len(runs) and all(map(math.isfinite, ends)) else None
 
@@ -140,7 +140,7 @@ def _sent(runs: Sequence[Run]) -> float | None:
 
 
 def _at_budget(runs: Sequence[Run], budget: float) -> str:
-    """Test accuracy when so many megabytes were sent, on the straight line between two evaluations."""
+    """Test accuracy after ``budget`` megabytes, interpolated linearly between evaluations."""
     if _sent(runs) is None:
         return "-"
     curves = [_accuracy_by_megabytes(run.history()) for run in runs]

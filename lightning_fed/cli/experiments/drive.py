@@ -1,4 +1,4 @@
-"""Many runs under one bar; an interrupted command goes on when it is given again."""
+"""Run many runs under one progress bar, skipping what an interrupted command has done."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{rem
 
 
 def drive(runs: Sequence[Run]) -> None:
-    """Run what is not there yet, without Lightning's own words."""
-    # Large vectors on huge pages: half the time of a step on the network, where each gradient is a new allocation.
+    """Run the unfinished runs, without Lightning's messages."""
+    # Huge pages for large vectors halve the time of a step of the network, where each gradient is a new allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    os.environ.setdefault("WANDB_SILENT", "true")  # it would write through the bar
+    os.environ.setdefault("WANDB_SILENT", "true")  # its messages would break the bar
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="pytorch_lightning")
     try:
         _go(runs)
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
-        print("\nInterrupted. The same command goes on from here.")
+        print("\nInterrupted. Repeat the command to resume.")
         raise SystemExit(130) from None
 
 

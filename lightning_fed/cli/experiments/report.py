@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: what is drawn and tabled, by its name in the logs
+#: Metrics of figures and tables, by their names in the logs.
 CURVES = {
     "objective": "objective",
     "train_accuracy": "train accuracy",
@@ -28,7 +28,7 @@ BY_BYTES = ("objective", "test_accuracy")
 COLUMNS = ("objective", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 SPENT = ("bytes_down", "bytes_up", "local_steps", "full_gradients")
 
-#: the axes of curves: how far a row of the history has come
+#: Horizontal axes of curves: the position of a row of the history.
 X = {"round": lambda row: row["round"] + 1, "megabytes received and sent": megabytes}
 ROUND, MEGABYTES = X
 
@@ -42,7 +42,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, dict[str, list[Run]]]:
 
 
 def gaps(one: Sequence[Run], other: Sequence[Run]) -> dict[int, float]:
-    """Largest entry of |x_bar - x_bar'| over the seeds both have, by round."""
+    """Largest entry of |x_bar - x_bar'| over the common seeds, by round."""
     found: dict[int, float] = {}
     partners = {run.seed: run for run in other}
     for run in one:
@@ -56,7 +56,7 @@ def gaps(one: Sequence[Run], other: Sequence[Run]) -> dict[int, float]:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """Every metric of every round of every run, and what clients have spent up to it, in one long table."""
+    """Write every metric of every round of every run, with the clients' costs so far, to one long table."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -69,7 +69,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
 
 
 def table(algorithms: dict[str, list[Run]]) -> str:
-    """Mean and spread over seeds by round, what was sent, and how far the first two algorithms are apart."""
+    """Mean and spread over seeds by round, megabytes, and the difference of the first two algorithms."""
     labels = list(algorithms)
     apart = gaps(algorithms[labels[0]], algorithms[labels[1]]) if len(labels) > 1 else {}
     rounds = min(len(run.history()) for runs in algorithms.values() for run in runs)
@@ -100,8 +100,8 @@ def largest_differences(algorithms: dict[str, list[Run]]) -> dict[str, float]:
 
 
 def figure(settings: dict[str, dict[str, list[Run]]]) -> Figure:
-    """One row per setting: loss and accuracy by round and by bytes, algorithms over each other, a band over the seeds;
-    the gap."""
+    """One row per setting: loss and accuracy by round and by bytes, all algorithms in one plot with a band over the
+    seeds; and the difference of the first two."""
     from matplotlib.figure import Figure
 
     panels = [*((metric, ROUND) for metric in CURVES), *((metric, MEGABYTES) for metric in BY_BYTES)]
@@ -110,7 +110,7 @@ def figure(settings: dict[str, dict[str, list[Run]]]) -> Figure:
     for axes, (name, algorithms) in zip(rows, settings.items(), strict=True):
         for panel, (metric, by) in zip(axes, panels, strict=False):
             for i, (label, runs) in enumerate(algorithms.items()):
-                # the first is broad and pale, so that a second one on top of it leaves both to be seen
+                # the first curve is broad and pale, so that an equal second one leaves both visible
                 thin = {"linewidth": 1.3, "linestyle": ["--", "-"][i > 1]}
                 curve(panel, runs, metric, by, label=label, **({"linewidth": 5, "alpha": 0.35} if i == 0 else thin))
             panel.set(title=CURVES[metric], xlabel=by)
@@ -122,7 +122,7 @@ def figure(settings: dict[str, dict[str, list[Run]]]) -> Figure:
 
 
 def curve(panel: Axes, runs: Sequence[Run], metric: str, by: str, band: bool = True, **style: Any) -> None:
-    """The mean over the seeds as far as all of them have come, where it was evaluated; a band from least to largest."""
+    """Draw the mean over seeds in evaluated rounds that all seeds have reached, and a band from least to largest."""
     name, x = f"federated/{metric}", X[by]
     series = [[(x(row), row[name]) for row in run.history() if name in row] for run in runs]
     points = np.array([values[: min(map(len, series))] for values in series])  # seeds, evaluations, (x, y)
@@ -146,7 +146,7 @@ def _gap(panel: Axes, algorithms: dict[str, list[Run]]) -> None:
 
 
 def spread(values: Sequence[float | None]) -> str:
-    """Mean and standard deviation of what is known."""
+    """Mean and standard deviation of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return ""

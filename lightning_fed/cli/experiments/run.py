@@ -1,4 +1,4 @@
-"""One run of an experiment: an algorithm, a seed, a folder; goes on where it was interrupted."""
+"""One run of an experiment: an algorithm, a seed, a folder; it can be resumed."""
 
 from __future__ import annotations
 
@@ -30,25 +30,56 @@ from lightning_fed.trainer.hooks import Visit
 
 CLIENTS_PER_ROUND = 10
 
-#: rounds after which the model is kept, to compare the iterates of two algorithms
+#: Rounds after which the model is kept, to compare the iterates of two algorithms.
 MARKS = (1, 2, 3, 5, 8, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)
 
 Row = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Run:
-    """An algorithm on a setting, with one seed; with everybody in every round where the algorithm needs that.
+class Recipe:
+    """Settings that all runs of an experiment share and that decide their results.
 
     Args:
-        label: of the algorithm, for folders and figures.
-        experiment: that the run is part of, for W&B.
-        evaluate_every: rounds between evaluations; the last one is evaluated too.
-        evaluate_also: further rounds, such as the first few.
-        threads: of torch, for this run; None leaves them as they are.
-        compile: local steps, as in ``FederatedServer``.
-        keep_checkpoint: also after the last round, to go on with more rounds one day.
-        workers: processes that share the clients of a round.
+        rounds: number of rounds.
+        local_steps: number of local steps of a visit.
+        dtype: of the model and the data.
+        evaluate_every: rounds between evaluations; the last round is evaluated too.
+        evaluate_also: further rounds to evaluate, such as the first few.
+    """
+
+    rounds: int = 100
+    local_steps: int = 300
+    dtype: Dtype = "float64"
+    evaluate_every: int = 1
+    evaluate_also: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run uses the machine.
+
+    Args:
+        threads: number of torch's threads; None leaves it unchanged.
+        workers: number of processes that share the clients of a round.
+        compile: whether to compile local steps, as in ``FederatedServer``.
+        keep_checkpoint: whether to keep the checkpoint after the last round, so that the run can be extended.
+    """
+
+    threads: int | None = None
+    workers: int = 1
+    compile: bool | Literal["auto"] = "auto"
+    keep_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """An algorithm on a setting, with one seed; every round takes all clients if the algorithm needs them.
+
+    Args:
+        label: name of the algorithm, in folders and figures.
+        out: parent of the run's folder.
+        experiment: name of the experiment, for W&B.
     """
 
     setting: Setting
@@ -56,20 +87,17 @@ class Run:
     algorithm: Algorithm  # type: ignore[type-arg]
     seed: int
     out: Path
-    rounds: int = 100
-    local_steps: int = 300
-    dtype: Dtype = "float64"
-    threads: int | None = None
-    keep_checkpoint: bool = False
+    recipe: Recipe = Recipe()
+    execution: Execution = Execution()
     experiment: str = "reproduce"
-    evaluate_every: int = 1
-    evaluate_also: tuple[int, ...] = ()
-    compile: bool | Literal["auto"] = "auto"
-    workers: int = 1
+
+    @property
+    def rounds(self) -> int:
+        return self.recipe.rounds
 
     @property
     def cohort(self) -> int | None:
-        """Clients per round; None for everybody."""
+        """Clients per round; None for all."""
         return None if self.algorithm.traits.everybody else CLIENTS_PER_ROUND
 
     @property
@@ -81,7 +109,7 @@ class Run:
         return self.folder / "last.ckpt"
 
     def history(self) -> list[Row]:
-        """Metrics by round, as far as the run has come; a longer run is shown as far as it is asked for."""
+        """Metrics by round so far, of at most ``rounds`` rounds."""
         path = self.folder / "rounds.csv"
         if not path.exists():
             return []
@@ -95,11 +123,11 @@ class Run:
 
     @property
     def diverged(self) -> str | None:
-        """Where and how, if it has; the metrics then end before."""
+        """Where and how the run diverged, or None; metrics end before that round."""
         return self.facts().get("diverged")
 
     def resumes_at(self) -> int:
-        """Rounds that need not be run again."""
+        """Number of rounds that the checkpoint holds."""
         if not self.checkpoint.exists():
             return 0
         try:
@@ -117,18 +145,18 @@ class Run:
         return np.load(path) if path.exists() else None
 
     def facts(self) -> dict[str, Any]:
-        """What the run was made of, and what its data are."""
+        """Settings of the run, and the description of its data."""
         path = self.folder / "run.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     def go(self, tick: Callable[[float], None] = lambda rounds: None) -> None:
-        """Run what is missing of it, or until it diverges; ``tick`` is told about fractions of rounds as they pass."""
+        """Run the missing rounds, or until divergence; ``tick`` gets fractions of rounds as they pass."""
         self.check()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        if self.execution.threads is not None:
+            torch.set_num_threads(self.execution.threads)
         pl.seed_everything(self.seed, verbose=False)
-        data = self.setting.data(self.seed, self.dtype)
+        data = self.setting.data(self.seed, self.recipe.dtype)
         data.prepare_data()
         data.setup("fit")
         facts = {**self._settings(), "data": data.description or self.setting.name}
@@ -142,28 +170,29 @@ class Run:
             self._write_facts({**facts, "diverged": str(error)})
         finally:
             wandb.finish()
-        if self.keep_checkpoint and not self.diverged:
+        if self.execution.keep_checkpoint and not self.diverged:
             trainer.save_checkpoint(self.checkpoint)
         else:
             self.checkpoint.unlink(missing_ok=True)
 
     def _trainer(self, tick: Callable[[float], None]) -> pl.Trainer:
+        recipe, execution = self.recipe, self.execution
         figure = FinalFigure(self.folder / "figure.png", title=f"{self.label} on {self.setting.name}")
         return pl.Trainer(
-            max_epochs=self.rounds,
-            precision="64-true" if self.dtype == "float64" else "32-true",
+            max_epochs=recipe.rounds,
+            precision="64-true" if recipe.dtype == "float64" else "32-true",
             accelerator="cpu",
             logger=self._logger(),
             callbacks=[
                 FederatedServer(
                     self.algorithm,
                     clients_per_round=self.cohort,
-                    local_steps=self.local_steps,
+                    local_steps=recipe.local_steps,
                     seed=self.seed,
-                    compile=self.compile,
-                    workers=self.workers,
+                    compile=execution.compile,
+                    workers=execution.workers,
                 ),
-                ClientEvaluation(self.evaluate_every, 10 * self.evaluate_every, also_after=self.evaluate_also),
+                ClientEvaluation(recipe.evaluate_every, 10 * recipe.evaluate_every, also_after=recipe.evaluate_also),
                 figure,
                 Recorder(self, figure, tick),
                 ModelCheckpoint(
@@ -181,7 +210,7 @@ class Run:
         )
 
     def record(self, history: list[Row], x_bar: np.ndarray[Any, np.dtype[Any]] | None) -> None:
-        """Write the metrics so far, whole or not at all, and the model where it is wanted."""
+        """Write the metrics so far in one atomic step, and the model if it is given."""
         if x_bar is not None:
             self._x_bar_path(len(history)).parent.mkdir(exist_ok=True)
             np.save(self._x_bar_path(len(history)), x_bar)
@@ -201,8 +230,8 @@ class Run:
             "setting": self.setting.name,
             "algorithm": hyper_parameters(self.algorithm),
             "seed": self.seed,
-            "local_steps": self.local_steps,
-            "dtype": self.dtype,
+            "local_steps": self.recipe.local_steps,
+            "dtype": self.recipe.dtype,
         }
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What the paper runs: 10 of 30 clients per round, 300 SGD steps of batch 2, step size 0.01, eta = alpha = 1."""
+"""The paper's settings: 10 of 30 clients per round, 300 SGD steps of batch 2, step size 0.01, eta = alpha = 1."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_fed import algorithms, transforms
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedDR
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.datamodules import FEMNIST, Synthetic
-from lightning_fed.datamodules.femnist import npz
+from lightning_fed.datamodules.femnist import Pixels, Selection, npz
 from lightning_fed.lightning import pl
 from lightning_fed.models import MLP, FemnistCNN
 from lightning_fed.transforms import Compose, Transform
 
 CLIENTS, BATCH_SIZE, LR = 30, 2, 0.01
 
-#: the two algorithms that coincide; in the reproduced experiments local work starts at the client's own last model
+#: The two equal algorithms; in the reproduced experiments local work starts at the client's own last model.
 PAIR: dict[str, Algorithm] = {  # type: ignore[type-arg]
     "FedADMM": FedADMM(eta=1.0, alpha=1.0, start="local"),
     "FedDR": FedDR(eta_hat=1.0, alpha=1.0, start="local"),
@@ -34,8 +34,8 @@ class Setting:
     """One data set and the model trained on it.
 
     Args:
-        name: of the folder with its results.
-        threads: that are worth while; a second one only costs on the perceptron.
+        name: name of the folder with its results.
+        threads: best number of torch's threads; on the perceptron a second one only costs time.
     """
 
     name: str
@@ -55,13 +55,18 @@ def synthetic(s: float) -> Setting:
 
 
 def femnist(path: Path | None = None) -> Setting:
-    """LEAF's network on 30 writers of whatever lies at ``path``; without one, on generated handwriting."""
+    """LEAF's network on 30 writers of the data at ``path``; without a path, on generated handwriting."""
 
     def data(seed: int, dtype: Dtype) -> FEMNIST:
         core = path is not None and path.suffix == ".npz" and npz.core_writers(path) is not None
-        least = 0 if path is None else 100
+        selection = Selection(core=core, min_samples=0 if path is None else 100)
         return FEMNIST(
-            path, writers=CLIENTS, core=core, min_samples=least, seed=seed, batch_size=BATCH_SIZE, dtype=dtype
+            path,
+            writers=CLIENTS,
+            selection=selection,
+            pixels=Pixels(dtype=dtype),
+            seed=seed,
+            batch_size=BATCH_SIZE,
         )
 
     name = "femnist-generated" if path is None else f"femnist-{path.stem}"
@@ -69,7 +74,7 @@ def femnist(path: Path | None = None) -> Setting:
 
 
 def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
-    """An algorithm by its name, with other hyper-parameters than its own after a colon, and its uploads transformed.
+    """Build an algorithm from its name, hyper-parameters after a colon, and transforms of uploads after a plus.
 
     >>> parse_algorithm("FedProx:mu=0.5")
     FedProx(server_lr=1.0, weights='samples', stragglers=0.0, mu=0.5)
@@ -85,7 +90,7 @@ def parse_algorithm(text: str) -> Algorithm:  # type: ignore[type-arg]
 
 
 def _classes(module: Any, base: type, but: type) -> dict[str, type]:
-    """The classes of a kind that can be built from numbers and words alone."""
+    """The public subclasses of ``base``, which can be built from numbers and words alone."""
     found = {name: getattr(module, name) for name in module.__all__}
     return {
         name: kind
