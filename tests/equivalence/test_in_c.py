@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from c_steps import needs_compiler
-from modules import Net
-from problems import every_algorithm
-from stacks import TOLERANCE, Smooth, assert_engines_agree, fit, memories
+from helpers.c_steps import needs_compiler
+from helpers.modules import Net
+from helpers.problems import every_algorithm
+from helpers.stacks import TOLERANCE, Smooth, assert_engines_agree, fit, memories
 from torch import Tensor, nn
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
+from helpers.reuse import alone as alone_of
+from helpers.zoo import ZOO
+from helpers.zoo.base import Entry, Tiny
+from helpers.zoo.clocks import CLOCKS
+from helpers.zoo.oracle import SEED, State, alone, federate, state_of
+from helpers.zoo.runs import COHORTS, Fixed, attributes_of, federated, run, same
+from helpers.zoo.state import STATE, ClampsAtEpochEnd
 from pytorch_lightning.callbacks import ModelCheckpoint
-from reuse import alone as alone_of
-from zoo import ZOO
-from zoo.base import Entry, Tiny
-from zoo.clocks import CLOCKS
-from zoo.oracle import SEED, State, alone, federate, state_of
-from zoo.runs import COHORTS, Fixed, attributes_of, federated, run, same
-from zoo.state import STATE, ClampsAtEpochEnd
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedAvg

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from c_steps import needs_compiler
-from modules import Witness, quiet_trainer
-from stacks import TOLERANCE, memories
+from helpers.c_steps import needs_compiler
+from helpers.modules import Witness, quiet_trainer
+from helpers.stacks import TOLERANCE, memories
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from c_steps import needs_compiler
-from modules import quiet_trainer
-from problems import every_algorithm, name_of
+from helpers.c_steps import needs_compiler
+from helpers.modules import quiet_trainer
+from helpers.problems import every_algorithm, name_of
+from helpers.stacks import TOLERANCE, memories
 from pytorch_lightning.callbacks import ModelCheckpoint
-from stacks import TOLERANCE, memories
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanSquaredError

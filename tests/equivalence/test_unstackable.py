@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from modules import quiet_trainer
-from stacks import TOLERANCE, Smooth, data, fit
+from helpers.modules import quiet_trainer
+from helpers.stacks import TOLERANCE, Smooth, data, fit
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from modules import quiet_trainer
-from problems import every_algorithm
+from helpers.modules import quiet_trainer
+from helpers.problems import every_algorithm
+from helpers.stacks import TOLERANCE, Smooth, assert_engines_agree, data, fit, memories
 from pytorch_lightning.callbacks import ModelCheckpoint
-from stacks import TOLERANCE, Smooth, assert_engines_agree, data, fit, memories
 from torch import Tensor
 
 from lightning_fed import FederatedServer
@@ -187,7 +187,7 @@ def test_short_batches_give_the_same_numbers_however_they_are_computed(
     frequent: float, batch_size: int, options: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_fed.engines.selection.FREQUENT", frequent)
-    monkeypatch.setattr("stacks.data", lambda: data(batch_size=batch_size))
+    monkeypatch.setattr("helpers.stacks.data", lambda: data(batch_size=batch_size))
     assert_engines_agree(FedADMM(eta=0.5), model=model, tolerance=1e-9 if model else TOLERANCE, **options)
 
 
@@ -197,6 +197,6 @@ def test_auto_leaves_clients_one_by_one_whose_batches_all_have_sizes_of_their_ow
     class Declared(Smooth):
         stackable = True
 
-    monkeypatch.setattr("stacks.data", lambda: data(batch_size=100))
+    monkeypatch.setattr("helpers.stacks.data", lambda: data(batch_size=100))
     fit("auto", FedADMM(), Declared())
     assert any("most batches have sizes that few others have" in text for text in caplog.messages)

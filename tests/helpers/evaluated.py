@@ -8,11 +8,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from modules import Net
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 
+from helpers.modules import Net
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM
 

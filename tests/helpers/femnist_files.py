@@ -16,7 +16,7 @@ from lightning_fed.datamodules.femnist.characters import CLASSES, PIXELS, Block,
 #: writer -> images of shape (k, 784), paper 255, and labels
 People = dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 
-SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason="compares with data that are not part of the project and not beside it (shared/data)"
 )

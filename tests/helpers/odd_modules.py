@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 
+from helpers.modules import Net, classification, quiet_trainer
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM
 
@@ -82,3 +82,20 @@ class KeepsAWindow(Odd):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         self.window.append(self.window[-1] + 0.1)
         return super().loss(x, y) * self.window[0]
+
+
+class Wide(Odd):
+    def build(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first, self.wide, self.last = nn.Linear(6, 520), nn.Linear(520, 520), nn.Linear(520, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.wide(torch.tanh(self.first(x)))))
+
+
+class Listener(pl.Callback):
+    """Has to be called, so that Lightning's own loop makes the steps."""
+
+    def on_after_backward(self, *_: Any) -> None:
+        pass

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from drawn import batches
-from modules import quiet_trainer
 from torch import Tensor, nn
 
+from helpers.drawn import batches
+from helpers.modules import quiet_trainer
 from lightning_fed import FederatedDataModule
 from lightning_fed.callbacks import FederatedCallback
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
+from helpers.modules import Net, classification, quiet_trainer
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm
 

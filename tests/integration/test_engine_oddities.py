@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from odd_modules import KeepsAWindow, Odd, ReadsAMetric, assert_same, data, fit
+from helpers.odd_modules import KeepsAWindow, Odd, ReadsAMetric, assert_same, data, fit
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

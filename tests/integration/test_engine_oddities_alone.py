@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from modules import quiet_trainer
-from odd_modules import KeepsAWindow, Odd, ReadsAMetric, assert_same, data, fit
+from helpers.modules import quiet_trainer
+from helpers.odd_modules import KeepsAWindow, Listener, Odd, ReadsAMetric, Wide, assert_same, data, fit
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
@@ -23,16 +22,6 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.lightning import SIGTERMException
-
-
-class Wide(Odd):
-    def build(self) -> None:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.first, self.wide, self.last = nn.Linear(6, 520), nn.Linear(520, 520), nn.Linear(520, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.wide(torch.tanh(self.first(x)))))
 
 
 class Pruned(Wide):
@@ -70,13 +59,6 @@ class LaterPenalised(Wide):
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
             loss = loss + slope.square().sum()
         return loss
-
-
-class Listener(pl.Callback):
-    """Has to be called, so that Lightning's own loop makes the steps."""
-
-    def on_after_backward(self, *_: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize("kind", [Pruned, Replaced, Halves, LaterAdversarial, LaterPenalised])

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification
-from odd_modules import Odd, assert_same, data, fit
+from helpers.modules import Net, classification
+from helpers.odd_modules import Listener, Odd, Wide, assert_same, data, fit
 from pytorch_lightning.plugins import Precision
-from test_engine_oddities_alone import Listener, Wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from zoo import ZOO
-from zoo.table import tables
+from helpers.zoo import ZOO
+from helpers.zoo.table import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "modules.md"
 

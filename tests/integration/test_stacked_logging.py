@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from c_steps import needs_compiler
-from modules import quiet_trainer
+from helpers.c_steps import needs_compiler
+from helpers.modules import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MaxMetric, MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, SumMetric

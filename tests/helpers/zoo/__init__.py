@@ -1,10 +1,10 @@
 """Modules as people write them, each with what becomes of it in a federation; docs/modules.md is their table."""
 
-from zoo.base import Entry
-from zoo.clocks import CLOCKS
-from zoo.public import PUBLIC
-from zoo.state import STATE
-from zoo.steps import STEPS
+from helpers.zoo.base import Entry
+from helpers.zoo.clocks import CLOCKS
+from helpers.zoo.public import PUBLIC
+from helpers.zoo.state import STATE
+from helpers.zoo.steps import STEPS
 
 #: By the headings of docs/modules.md.
 CHAPTERS: dict[str, list[Entry]] = {

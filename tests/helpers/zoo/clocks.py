@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from zoo.base import Entry, Manual, Tiny
+from helpers.zoo.base import Entry, Manual, Tiny
 
 
 class WarmsUp(Tiny):

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from drawn import batches
-from modules import quiet_trainer
 from torch import Tensor
 
+from helpers.drawn import batches
+from helpers.modules import quiet_trainer
+from helpers.zoo.base import Entry
 from lightning_fed import FederatedDataModule
-from zoo.base import Entry
 
 SEED = 5
 State = dict[str, Tensor]

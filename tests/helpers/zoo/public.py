@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchvision.models import DenseNet, ShuffleNetV2, VisionTransformer, mobilenet_v3_small
 
+from helpers.zoo.base import Entry, federation, seeded
 from lightning_fed import FederatedDataModule
-from zoo.base import Entry, federation, seeded
 
 
 class Bare(Dataset[Tensor]):

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from modules import quiet_trainer
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from helpers.modules import quiet_trainer
+from helpers.zoo import ZOO
+from helpers.zoo.base import Entry
+from helpers.zoo.oracle import SEED, State, state_of
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedAvg
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback
 from lightning_fed.sampling import Sampler
-from zoo import ZOO
-from zoo.base import Entry
-from zoo.oracle import SEED, State, state_of
 
 #: Everybody, then two of three, backwards.
 COHORTS = ((0, 1, 2), (2, 0))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from zoo.base import Entry, Tiny, network
+from helpers.zoo.base import Entry, Tiny, network
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score, MulticlassPrecision
 
+from helpers.zoo.base import Entry, Manual, Tiny, federation, labelled, network
 from lightning_fed import FederatedDataModule
-from zoo.base import Entry, Manual, Tiny, federation, labelled, network
 
 
 class Stackable(Tiny):

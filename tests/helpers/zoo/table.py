@@ -1,8 +1,8 @@
-"""The tables of docs/modules.md: ``python -m zoo.table`` in this folder's parent prints them."""
+"""The tables of docs/modules.md: ``python -m helpers.zoo.table`` in tests prints them."""
 
 from __future__ import annotations
 
-from zoo import CHAPTERS
+from helpers.zoo import CHAPTERS
 
 
 def tables() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from wandb_reader import read_run
+from helpers.wandb_reader import read_run
 
 from lightning_fed import algorithms
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedAvg

@@ -12,7 +12,7 @@ import pytest
 import torch
 import wandb
 import yaml
-from wandb_reader import read_run
+from helpers.wandb_reader import read_run
 
 import lightning_fed.configs
 from lightning_fed.algorithms import FedADMM, FedDR

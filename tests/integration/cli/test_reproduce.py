@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import wandb
-from wandb_reader import read_run
+from helpers.wandb_reader import read_run
 
 from lightning_fed.algorithms import FedADMM, FedDR, FedProx
 from lightning_fed.cli import main

@@ -12,7 +12,7 @@ import pytest
 from lightning_fed.core import draws
 from lightning_fed.core.draws import batch_key, epoch_orders, philox
 
-DOCS = Path(__file__).parents[2] / "docs" / "draws.md"
+DOCS = Path(__file__).parents[3] / "docs" / "draws.md"
 
 #: seed, client, round, epoch, samples; key; first four words; order
 VECTORS = [

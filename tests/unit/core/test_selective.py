@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from problems import close
-from prox_references import MATRIX, matrices
+from helpers.problems import close
+from helpers.prox_references import MATRIX, matrices
 
 from lightning_fed import Quadratic, simulate
 from lightning_fed.algorithms import FedADMM

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 

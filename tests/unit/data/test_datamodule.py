@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fed.data import FederatedDataModule

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.problems import LAW, close, federations
 from hypothesis import given
-from problems import LAW, close, federations
 
 from lightning_fed import Exact, GradientDescent, Quadratic
 from lightning_fed.laboratory.quadratic import Oracle

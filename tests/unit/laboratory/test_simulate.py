@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from problems import BareEngine, Federation, close, golden, identical
+from helpers.problems import BareEngine, Federation, close, golden, identical
 
 from lightning_fed import Exact, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from modules import quiet_trainer, x_of
+from helpers.modules import quiet_trainer, x_of
 from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer

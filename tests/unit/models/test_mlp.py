@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

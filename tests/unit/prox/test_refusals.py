@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from problems import close
-from prox_references import V
+from helpers.problems import close
+from helpers.prox_references import V
 
 from lightning_fed.prox import (
     L1,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from problems import close
-from prox_references import MATRIX, V, matrices
+from helpers.problems import close
+from helpers.prox_references import MATRIX, V, matrices
 
 from lightning_fed.prox import (
     L1,

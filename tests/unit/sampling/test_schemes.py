@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
-from sampling_references import (
+from helpers.sampling_references import (
     all_online,
     blocks,
     coins,

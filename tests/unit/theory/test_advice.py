@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from helpers.problems import LAW
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW
 
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, FedProx
 from lightning_fed.algorithms.compressed import Compressed

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from helpers.problems import LAW, agrees
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, agrees
 
 from lightning_fed.sampling import Systematic
 from lightning_fed.theory.bounds import (

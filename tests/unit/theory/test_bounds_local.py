@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from helpers.problems import LAW, agrees
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, agrees
 
 from lightning_fed.theory.bounds import (
     async_step_limit,

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, close, golden, gradient, in_numpy
+from helpers.problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, close, golden, gradient, in_numpy
 
 from lightning_fed import GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedDR, FedLin, FedMid, FedPD, Scaffold

@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 import torch
-from modules import Net, classification, quiet_trainer, x_of
-from problems import close, golden, identical, random_clients
+from helpers.modules import Net, classification, quiet_trainer, x_of
+from helpers.problems import close, golden, identical, random_clients
 from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, simulate

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from femnist_files import blocks, caches, people, people_of, same, write_leaf, write_split
+from helpers.femnist_files import blocks, caches, people, people_of, same, write_leaf, write_split
 
 from lightning_fed.core.cache import default_cache
 from lightning_fed.datamodules.femnist import characters, leaf, sources

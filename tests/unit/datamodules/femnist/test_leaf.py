@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from femnist_files import (
+from helpers.femnist_files import (
     SHARED,
     caches,
     needs_shared_data,

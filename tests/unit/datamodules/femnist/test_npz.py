@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from femnist_files import (
+from helpers.femnist_files import (
     SHARED,
     arrays,
     blocks,

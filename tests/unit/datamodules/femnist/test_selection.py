@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from femnist_files import arrays, caches, people, write_leaf, write_npz, write_split
+from helpers.femnist_files import arrays, caches, people, write_leaf, write_npz, write_split
 
 from lightning_fed.datamodules import FEMNIST
 from lightning_fed.datamodules.femnist.characters import Characters, DataError

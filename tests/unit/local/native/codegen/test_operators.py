@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from c_steps import agree, agree_each, each_precision, needs_compiler
+from helpers.c_steps import agree, agree_each, each_precision, needs_compiler
 from torch import Tensor
 from torch.nn import functional
 

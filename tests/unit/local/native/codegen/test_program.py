@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from c_steps import Step, agree, each_precision, in_c, needs_compiler
+from helpers.c_steps import Step, agree, each_precision, in_c, needs_compiler
 from torch import Tensor
 
 from lightning_fed.local.native import compiler as build
