@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,16 +309,6 @@ def _less_to_collect() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(autouse=True)
-def _compile_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(compiled))
 
 
 def each(name: str, kinds: Sequence[Any]) -> pytest.MarkDecorator:

@@ -316,8 +316,10 @@ def test_a_path_with_nothing_to_read_says_what_was_wanted(name: str, tmp_path: P
         sources.detect(path)
 
 
-def test_the_cache_lies_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert default_cache() == tmp_path / "cache"
+def test_the_cache_lies_where_the_environment_says(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert default_cache() == own_cache
     monkeypatch.delenv("LIGHTNING_FED_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache() == tmp_path / "xdg" / "lightning_fed"

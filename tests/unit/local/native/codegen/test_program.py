@@ -202,7 +202,9 @@ def test_code_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["exit 1", "exit 0", "echo no library > steps.so; echo no >&2; kill $$"])
-def test_a_compiler_that_fails_is_no_obstacle(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_no_obstacle(
+    text: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "cc"
     broken.write_text(f"#!/bin/sh\n{text}\n")
     broken.chmod(0o755)
@@ -213,7 +215,7 @@ def test_a_compiler_that_fails_is_no_obstacle(text: str, tmp_path: Path, monkeyp
     monkeypatch.setattr("lightning_fed.local.native.codegen.program.built", build.built.__wrapped__)
     given = [torch.randn(2, 4)], [], [torch.randn(6)]
     assert Graphs().in_c("key", lambda x, a: [step(x) * a], np.array([3, 3]), *given) is None
-    assert not [file for file in (tmp_path / "cache" / "native").iterdir() if file.is_dir()]
+    assert not [file for file in (own_cache / "native").iterdir() if file.is_dir()]
 
 
 @needs_compiler
@@ -233,19 +235,19 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypa
 
 
 @needs_compiler
-def test_what_was_compiled_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_compiled_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "int two(void) { return 2; }"
     assert build.built.__wrapped__(source).two() == 2
     monkeypatch.setattr(subprocess, "run", None)
     assert build.built.__wrapped__(source).two() == 2
-    assert sorted(file.suffix for file in (tmp_path / "cache" / "native").iterdir()) == [".sha256", ".so"]
+    assert sorted(file.suffix for file in (own_cache / "native").iterdir()) == [".sha256", ".so"]
 
 
 @needs_compiler
-def test_what_is_damaged_is_compiled_again(tmp_path: Path) -> None:
+def test_what_is_damaged_is_compiled_again(own_cache: Path) -> None:
     source = "int three(void) { return 3; }"
     assert build.built.__wrapped__(source).three() == 3
-    (library,) = (tmp_path / "cache" / "native").glob("*.so")
+    (library,) = (own_cache / "native").glob("*.so")
     whole = library.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1
@@ -257,8 +259,8 @@ def test_what_is_damaged_is_compiled_again(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_libraries_of_others_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, folder = "int five(void) { return 5; }", tmp_path / "cache" / "native"
+def test_libraries_of_others_are_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, folder = "int five(void) { return 5; }", own_cache / "native"
     folder.mkdir(parents=True, mode=0o777)
     folder.chmod(0o777)
     assert build.built.__wrapped__(source).five() == 5
@@ -276,12 +278,12 @@ def test_libraries_of_others_are_not_loaded(tmp_path: Path, monkeypatch: pytest.
         build.built.__wrapped__(source)
 
 
-def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
+def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path: Path, own_cache: Path) -> None:
+    own_cache.mkdir()
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "cache" / "native").symlink_to(tmp_path / "elsewhere")
+    (own_cache / "native").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="is not a folder, but a link"):
-        build.private_folder(tmp_path / "cache" / "native")
+        build.private_folder(own_cache / "native")
 
 
 @needs_compiler
@@ -296,11 +298,11 @@ def test_code_serves_any_number_of_clients_and_steps_however_they_lie_in_memory(
 
 
 @needs_compiler
-def test_many_may_compile_the_same_at_once(tmp_path: Path) -> None:
+def test_many_may_compile_the_same_at_once(own_cache: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         libraries = list(pool.map(build.built.__wrapped__, ["int three(void) { return 3; }"] * 4))
     assert [library.three() for library in libraries] == [3] * 4
-    assert len(list((tmp_path / "cache" / "native").glob("*.so"))) == 1
+    assert len(list((own_cache / "native").glob("*.so"))) == 1
 
 
 def test_interrupted_work_has_ended_before_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
