@@ -13,8 +13,17 @@ import torch
 from helpers.c_steps import needs_compiler
 from helpers.engines import REFUSED, ROWS, STACKED, Row, Run, run
 
+#: Of a row that is not slow itself; `make quick` runs no others.
+QUICK = ("lean", "recorded")
+
+
+def marks(row: Row, way: str) -> list[pytest.MarkDecorator]:
+    slow = [] if way in QUICK and not row.slow else [pytest.mark.slow]
+    return [*slow, *([needs_compiler] if way == "in C" else [])]
+
+
 MATRIX = [
-    pytest.param(row, way, id=f"{row.name}-{way}", marks=needs_compiler if way == "in C" else ())
+    pytest.param(row, way, id=f"{row.name}-{way}", marks=marks(row, way))
     for row in ROWS
     for way in row.ways
     if row.alone is None or way not in STACKED

@@ -24,4 +24,4 @@ def test_every_row_names_an_entry_and_every_entry_has_a_row() -> None:
 
 def test_the_page_says_what_the_tests_show() -> None:
     text = PAGE.read_text()
-    assert text[text.index("## ") :] == tables(), "write the tables anew: (cd tests && python -m zoo.table)"
+    assert text[text.index("## ") :] == tables(), "write the tables anew: (cd tests && python -m helpers.zoo.table)"

@@ -88,6 +88,7 @@ class Row:
         patches: attributes of the package that have other values during the fit.
         in_c: whether steps in C are written in C, or None where this is not looked at.
         tolerance: of everything that server and clients remember.
+        slow: whether `make quick` leaves the row out.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Row:
     patches: Mapping[str, Any] = field(default_factory=dict)
     in_c: bool | None = None
     tolerance: float = 1e-10
+    slow: bool = False
 
 
 @dataclass(frozen=True, eq=False)

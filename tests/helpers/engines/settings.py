@@ -119,7 +119,7 @@ EVERY_ALGORITHM = [
         for algorithm in ALGORITHMS
     ),
     *(
-        linear(f"epochs, {name_of(algorithm)}", algorithm, options=BUDGETS["epochs"], ways=["recorded"])
+        linear(f"epochs, {name_of(algorithm)}", algorithm, options=BUDGETS["epochs"], ways=["recorded"], slow=True)
         for algorithm in ALGORITHMS
     ),
     *(
@@ -161,6 +161,7 @@ OF_A_NETWORK = [
             patches={"lightning_fed.engines.selection.FREQUENT": often},
             tolerance=1e-9 if model else 1e-10,
             ways=STACKED if name == "epochs" else ["recorded"],
+            slow=True,
         )
         for how, often in FREQUENT.items()
         for size in (4, 11)

@@ -289,6 +289,65 @@ class Skips(Tiny):
         return None if batch_idx == 1 else self.loss(batch)
 
 
+class TakesAnything(Tiny):
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        (batch, index) = (*args, *kwargs.values())
+        assert isinstance(index, int)
+        return self.loss(batch)
+
+
+class StopsEarly(Tiny):
+    """Skips the rest of an epoch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 2 else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert batch_idx < 2
+        return self.loss(batch)
+
+
+class ChangesBatches(Tiny):
+    """Augments before the transfer, and after."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] * 2, batch[1]]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] + torch.randn_like(batch[0]), batch[1]]
+
+
+class SkipsSteps(Tiny):
+    """Steps the optimiser on every other batch only."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.step(closure=optimizer_closure)
+        else:
+            optimizer_closure()
+
+
+class StepsItsScheduler(Tiny):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+
+class ZeroesItself(Tiny):
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        (2 * loss).backward()
+
+
+#: Lightning says which of two implementations it takes, although the datamodule has none.
+TWO_HOOKS = "You have overridden `on_.*_batch_transfer` in `LightningModule`"
+
 STEPS = [
     Entry("plain classifier", Tiny),
     Entry("classifier that declares `stackable = True`", Stackable, "clients train side by side"),
@@ -318,6 +377,12 @@ STEPS = [
     Entry("`self.log` in its variants", Logs, "by round, over the cohort"),
     Entry("batches that are dicts", Dicts, data=lambda: federation(lambda n, g: Rows(*labelled(n, g)))),
     Entry("`training_step(batch)` without `batch_idx`", TakesOnlyBatch),
+    Entry("`training_step(*args, **kwargs)`", TakesAnything),
     Entry("`training_step` returns a dict", ReturnsDict),
+    Entry("`on_train_batch_start` returns -1", StopsEarly, "ends the visit"),
+    Entry("batches changed in `on_before_batch_transfer` and after", ChangesBatches, quiet=TWO_HOOKS),
+    Entry("`optimizer_step` that steps for some batches only", SkipsSteps),
+    Entry("`lr_scheduler_step`", StepsItsScheduler, "called once per local step"),
+    Entry("`optimizer_zero_grad` and `backward`", ZeroesItself),
     Entry("`training_step` returns None for some batches", Skips, "they make no step", quiet=".*returned `None`"),
 ]
