@@ -33,7 +33,7 @@ def run_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_cache(tmp_path: Path, _clean_surroundings: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that only this test has: for tests of the cache itself."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("LIGHTNING_FED_CACHE", str(cache))

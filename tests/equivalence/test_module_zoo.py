@@ -131,13 +131,15 @@ def test_auto_is_sequential(entry: Entry) -> None:
     assert same(auto.attributes, expected.attributes)
 
 
+@pytest.mark.slow
 @every(SHARED)
-def test_workers_are_sequential(entry: Entry) -> None:
+def test_workers_are_sequential_and_warn_as_one_process_does(entry: Entry) -> None:
     shared, expected = run(entry, workers=2), run(entry)
     assert same(shared.state, expected.state)
     assert same(shared.replies, expected.replies)
     assert shared.logged == pytest.approx(expected.logged, rel=1e-6)
     assert same(shared.attributes, expected.attributes)
+    assert_warned(entry, shared.warned)
 
 
 @every(TRAINED)
@@ -168,11 +170,6 @@ def test_what_cannot_be_shared_is_refused(entry: Entry) -> None:
 @every(TRAINED)
 def test_one_warning_names_what_is_lost_and_there_are_no_others(entry: Entry) -> None:
     assert_warned(entry, run(entry).warned)
-
-
-@every(SHARED)
-def test_workers_warn_as_one_process_does(entry: Entry) -> None:
-    assert_warned(entry, run(entry, workers=2).warned)
 
 
 def assert_warned(entry: Entry, warned: list[str]) -> None:

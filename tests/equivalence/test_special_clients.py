@@ -331,7 +331,7 @@ def test_a_loss_that_compares_samples_is_nobodys_mean_over_samples(kind: type[Sp
     assert not any(is_a_mean(kind(), dataset) for dataset in federation(kind, None).splits["train"].values())
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in POSITIONS[1:])])
 @each("kind", SPECIAL)
 def test_a_special_client_is_trained_on_its_own_loss_at_any_position(kind: type[Special], position: int) -> None:
     """Every kind at every position, recorded and in C; algorithms and budgets take turns."""

@@ -24,6 +24,8 @@ from lightning_fed.datamodules.femnist.characters import Block, Characters
 
 SOME = people(3, zoe=6, ann=4, bob=5)
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 
 class Linear(pl.LightningModule):
     """784 pixels to 62 characters."""
