@@ -13,19 +13,16 @@ from torch.optim import Optimizer
 from lightning_fed.callbacks.defaults import add_figure, equip
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters
 from lightning_fed.core.federation import Federation, warn_if_changed
-from lightning_fed.core.layout import buffers_of, overwrite, parameters_of
+from lightning_fed.core.layout import buffers_of, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
-from lightning_fed.core.randomness import seed_global
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
-from lightning_fed.engines.selection import Choice, Setting
-from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
+from lightning_fed.engines.selection import Choice
 from lightning_fed.lightning import pl
-from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.local.client_loop import ClientLoop
-from lightning_fed.local.schedule import most_batches
-from lightning_fed.local.server_snapshot import Workspace, saving_the_server
+from lightning_fed.local.schedule import planned_batches
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
@@ -34,7 +31,6 @@ from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
-Buffers = Literal["average", "server", "local"]
 EngineName = Literal["auto", "sequential", "vectorized"]
 
 
@@ -129,10 +125,8 @@ class FederatedServer(FederatedCallback):
         self.report: RoundReport | None = None
         self._trainer: pl.Trainer | None = None
         self._module: pl.LightningModule | None = None
-        self._workspace: Workspace | None = None
+        self._player: RoundPlayer | None = None
         self._restored: dict[str, Any] | None = None
-        self._warnings = AttributeWarnings()
-        self._choice = Choice(self.engine, self.compile, self.workers)
 
     @property
     def rounds_done(self) -> int:
@@ -148,7 +142,7 @@ class FederatedServer(FederatedCallback):
 
     def most_batches(self, trainer: pl.Trainer) -> int:
         """The batches of the longest visit that any client may have."""
-        return most_batches(trainer, self.local_work)
+        return max(planned_batches(trainer, self.local_work).values())
 
     @property
     def local_time(self) -> int:
@@ -185,6 +179,8 @@ class FederatedServer(FederatedCallback):
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
         trainer.fit_loop.clock.prepare()
+        if self._player is not None:
+            self._player.begin_fit(self._round_settings())
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.fit_loop.clock.running = False
@@ -248,7 +244,7 @@ class FederatedServer(FederatedCallback):
             if "local_time" not in saved:
                 federation.local_time = self.rounds_done * trainer.fit_loop.clock.steps
             restore_state(trainer.lightning_module, federation.buffers)
-            self._show_server(trainer)
+            self._show_server()
         self._restored = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -259,7 +255,7 @@ class FederatedServer(FederatedCallback):
                 " server's model. To start from other weights use a new Trainer.",
                 stacklevel=2,
             )
-            self._show_server(trainer)
+            self._show_server()
 
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._before_check = ModuleState(pl_module)
@@ -271,8 +267,8 @@ class FederatedServer(FederatedCallback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self._workspace is not None:
-            self._workspace.server_checkpoint(checkpoint)
+        if self._player is not None and self._player.workspace is not None:
+            self._player.workspace.server_checkpoint(checkpoint)
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -286,7 +282,7 @@ class FederatedServer(FederatedCallback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.federation is not None and trainer.state.fn == "fit" and (name := self._touched(trainer)):
-            self._show_server(trainer)
+            self._show_server()
             if not is_renormed(pl_module, name):
                 warnings.warn(
                     f"Validation changed parameter {name}. It is the server's again: evaluation trains nothing.",
@@ -310,10 +306,10 @@ class FederatedServer(FederatedCallback):
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
         federation.take_state(trainer.lightning_module)
-        self._show_server(trainer)
+        self._show_server()
         ids = federation.client_ids
         cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
-        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.everybody else cohort
+        return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
         """The name of a trained parameter that is not the server's; None if all are."""
@@ -340,10 +336,10 @@ class FederatedServer(FederatedCallback):
         federation = self.federation
         assert federation is not None
         if not federation.started:
-            self._play(trainer, federation.client_ids)
+            self._play(federation.client_ids)
         began, old = time.monotonic(), federation.server.x_bar
         notify(trainer, "on_round_start", federation.rounds_done, cohort)
-        outcome = self._play(trainer, cohort)
+        outcome = self._play(cohort)
         metrics = {
             "clients": float(len(outcome.states)),  # whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
@@ -385,52 +381,17 @@ class FederatedServer(FederatedCallback):
         self._module = trainer.lightning_module
         examples = {cid: data.num_examples(cid) for cid in data.client_ids}
         self.federation = Federation(self.algorithm, examples, self._module)
-        self._choice = Choice(self.engine, self.compile, self.workers)
+        choice = Choice(self.engine, self.compile, self.workers)
+        self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
         return self.federation
 
-    def _play(self, trainer: pl.Trainer, cohort: list[ClientId]) -> Outcome:
-        federation = self.federation
-        assert federation is not None
-        before = federation.rounds_done
-        workspace, loop = Workspace(trainer), trainer.fit_loop.epoch_loop.client_loop
-        keep = federation.store if self.buffers == "local" else None
-        alone = SequentialEngine(loop, workspace, federation.layout, before, keep)
-        self._warnings.not_copied(workspace)
-        try:
-            self._workspace = workspace
-            engine = self._choice.engine(alone, self._setting(trainer, federation), cohort)
-            with saving_the_server(trainer, workspace):
-                outcome = federation.play(cohort, engine)
-            self._warnings.dropped(workspace, alone.left.values())
-            self._warnings.drew(alone.drew)
-            average = None
-            if self.buffers == "average":
-                outcome, average = with_average(federation, outcome, workspace, alone.left)
-            kept = {cid: left.state for cid, left in alone.left.items()} if keep is not None else None
-            schedule, steps = workspace.schedule, 0
-            if federation.started:
-                schedule, steps = advanced(workspace, alone.left.values(), self.restart_schedulers)
-            federation.commit(outcome, average, kept, steps)
-        finally:
-            federation.settle()
-            if federation.rounds_done > before:
-                workspace.schedule = schedule
-            workspace.reset()
-            restore_state(trainer.lightning_module, federation.buffers)
-            if federation.rounds_done > before:
-                for appended in alone.joined:
-                    workspace.state.attributes.append(appended)
-            self._workspace = None
-            self._show_server(trainer)
-            seed_global(self.seed, federation.rounds_done, "server")
-        return outcome
+    def _round_settings(self) -> RoundSettings:
+        return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers)
 
-    def _setting(self, trainer: pl.Trainer, federation: Federation) -> Setting:
-        cohort = round(float(self.sampler.inclusion_probabilities(len(federation.examples)).sum()))
-        size = trainer.datamodule.batch_size
-        return Setting(federation.examples, size, cohort, self.local_work, self.buffers == "local")
+    def _play(self, cohort: list[ClientId]) -> Outcome:
+        assert self._player is not None
+        return self._player.play(cohort)
 
-    def _show_server(self, trainer: pl.Trainer) -> None:
-        federation = self.federation
-        assert federation is not None
-        overwrite(parameters_of(trainer.lightning_module), federation.layout.split(federation.server.x_bar))
+    def _show_server(self) -> None:
+        assert self._player is not None
+        self._player.show_server()

@@ -193,7 +193,7 @@ def fitted(
     algorithm: Any, kind: type[Net], dtype: torch.dtype, resume: bool = False, **settings: Any
 ) -> dict[str, str]:
     """Digests of the model, server, clients and log of a fit."""
-    cohort = {} if algorithm.everybody else {"clients_per_round": 3}
+    cohort = {} if algorithm.traits.everybody else {"clients_per_round": 3}
     settings = {**cohort, "local_steps": 5, "seed": 1, "figure": False, **settings}
     if not resume:
         server, module, logged = FederatedServer(algorithm, **settings), kind(dtype), Logged()

@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lightning_fed.core.algorithm import Algorithm, record
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.prox import Prox
 from lightning_fed.transforms import Transform
 
@@ -60,10 +62,10 @@ class Compressed(Algorithm[Any, ClientState, Any]):
                 f"Compressed(feedback=True) would count twice: {type(self.algorithm).__name__} remembers what arrived."
                 " Leave feedback off."
             )
-        if self.feedback and self.algorithm.exchanges_per_round > 1:
+        if self.feedback and self.algorithm.traits.exchanges > 1:
             raise ValueError(
                 f"Compressed(feedback=True) would mix what is kept back of different messages:"
-                f" {type(self.algorithm).__name__} sends {self.algorithm.exchanges_per_round} in a round."
+                f" {type(self.algorithm).__name__} sends {self.algorithm.traits.exchanges} in a round."
                 " Leave feedback off."
             )
 
@@ -78,8 +80,8 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         kept = torch.zeros_like(x0) if self.feedback else x0[:0]
         return ClientState(self.algorithm.init_client(x0), kept)
 
-    def broadcast(self, server: Any) -> Broadcast:
-        return self.algorithm.broadcast(server)
+    def broadcast(self, server: Any, work: LocalWork) -> Broadcast:
+        return self.algorithm.broadcast(server, work)
 
     @property
     def _remembers(self) -> bool:
@@ -134,29 +136,5 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         return self.algorithm.local_model(client.inner)
 
     @property
-    def penalty(self) -> float:
-        return self.algorithm.penalty
-
-    @property
-    def relaxation(self) -> float | None:
-        return self.algorithm.relaxation
-
-    @property
-    def everybody(self) -> bool:
-        return self.algorithm.everybody
-
-    @property
-    def exchanges_per_round(self) -> int:
-        return self.algorithm.exchanges_per_round
-
-    @property
-    def plain_sgd(self) -> str | None:
-        return self.algorithm.plain_sgd
-
-    @property
-    def no_weight_decay(self) -> str | None:
-        return self.algorithm.no_weight_decay
-
-    @property
-    def full_start(self) -> bool:
-        return self.algorithm.full_start
+    def traits(self) -> Traits:
+        return self.algorithm.traits

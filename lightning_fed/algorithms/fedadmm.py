@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -96,19 +97,9 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, 1 / self.eta).to(server.x_bar.dtype), x_tilde)
 
-    def weight(self, num_examples: int) -> float:
-        return float(num_examples) if self.weights == "samples" else 1.0
-
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i)
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return self.eta
-
-    @property
-    def relaxation(self) -> float:
-        return self.alpha
+    def traits(self) -> Traits:
+        return Traits(penalty=self.eta, relaxation=self.alpha)

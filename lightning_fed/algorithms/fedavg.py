@@ -75,6 +75,3 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
             return 1.0
         late, share = torch.rand(2, generator=local.rng("straggler"), dtype=torch.float64).tolist()
         return float(share) if late < self.stragglers else 1.0
-
-    def weight(self, num_examples: int) -> float:
-        return float(num_examples) if self.weights == "samples" else 1.0

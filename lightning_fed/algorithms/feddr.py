@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -92,23 +93,9 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde)
 
-    def weight(self, num_examples: int) -> float:
-        return float(num_examples) if self.weights == "samples" else 1.0
-
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i)
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return 1 / self.eta_hat
-
-    @property
-    def relaxation(self) -> float:
-        return self.alpha
-
-    @property
-    def full_start(self) -> bool:
-        return self.init == "prox"
+    def traits(self) -> Traits:
+        return Traits(penalty=1 / self.eta_hat, relaxation=self.alpha, full_start=self.init == "prox")

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, Start, check_g, record, start_point, wide
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -77,9 +79,9 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
     def init_client(self, x0: Tensor) -> ClientState:
         return ClientState(x_i=x0, w_i=torch.zeros_like(x0), x_hat_i=x0)
 
-    def broadcast(self, server: ServerState) -> Down:
-        work = bool(server.working)
-        return Down(server.x_bar if work else server.x_bar[:0], work)
+    def broadcast(self, server: ServerState, work: LocalWork) -> Down:
+        working = bool(server.working)
+        return Down(server.x_bar if working else server.x_bar[:0], working)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
@@ -106,17 +108,7 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, x_hat_i=before.x_hat_i + arrived.delta_i) if arrived.delta_i.numel() else after
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return 1 / self.eta_hat
-
-    @property
-    def relaxation(self) -> float:
-        return 1.0
-
-    @property
-    def exchanges_per_round(self) -> int:
-        return 2 if self.mode == "upload_first" else 1
+    def traits(self) -> Traits:
+        exchanges = 2 if self.mode == "upload_first" else 1
+        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, exchanges=exchanges)

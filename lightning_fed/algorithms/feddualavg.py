@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, Weights, check_g, length_of, record, wide
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -71,7 +73,7 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
     def init_client(self, x0: Tensor) -> ClientState:
         return ClientState()
 
-    def broadcast(self, server: ServerState) -> Down:
+    def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         return Down(server.z.to(server.x_bar.dtype), float(server.elapsed))
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
@@ -86,16 +88,12 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
         elapsed = server.elapsed + self.server_lr * float(total.sum.lr_sum) / total.weight
         return ServerState(self._primal(z, float(elapsed)).to(server.x_bar.dtype), z, elapsed)
 
-    def weight(self, num_examples: int) -> float:
-        return float(num_examples) if self.weights == "samples" else 1.0
-
     @property
-    def plain_sgd(self) -> str:
-        return "FedDualAvg sums plain gradients in its dual variable."
-
-    @property
-    def no_weight_decay(self) -> str:
-        return "FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c)."
+    def traits(self) -> Traits:
+        return Traits(
+            plain_sgd="FedDualAvg sums plain gradients in its dual variable.",
+            no_weight_decay="FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c).",
+        )
 
     def _primal(self, z: Tensor, elapsed: float) -> Tensor:
         return self.g.prox(z, elapsed) if elapsed else z

@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 
 
@@ -77,9 +78,6 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, q_i=before.q_i - self.alpha * arrived.delta_i)
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return self.alpha
+    def traits(self) -> Traits:
+        return Traits(penalty=self.alpha)

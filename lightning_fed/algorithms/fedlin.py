@@ -6,8 +6,10 @@ import torch
 from torch import Generator, Tensor
 
 from lightning_fed.core.algorithm import Algorithm, num_bytes, record, wide
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import whole
 from lightning_fed.transforms import Sent, TopK
 
@@ -76,7 +78,7 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
     def init_client(self, x0: Tensor) -> ClientState:
         return ClientState(x_bar_i=x0, grad_i=torch.zeros_like(x0), rho_i=torch.zeros_like(x0))
 
-    def broadcast(self, server: ServerState) -> Down:
+    def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         asking, first, none = bool(server.asking), bool(server.first), server.x_bar[:0]
         g_bar = none if asking else server.g_bar.to(server.x_bar.dtype)
         return Down(server.x_bar if asking and not first else none, g_bar, asking, first)
@@ -108,16 +110,8 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         return num_bytes(down.x_bar) + _largest(down.g_bar, self.server_k).bits // 8
 
     @property
-    def everybody(self) -> bool:
-        return True
-
-    @property
-    def full_start(self) -> bool:
-        return True
-
-    @property
-    def exchanges_per_round(self) -> int:
-        return 2
+    def traits(self) -> Traits:
+        return Traits(everybody=True, full_start=True, exchanges=2)
 
 
 def _largest(v: Tensor, k: int | None) -> Sent:

@@ -7,6 +7,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Weights, check_g, length_of, record, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -72,9 +73,6 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
         t = self.server_lr * float(total.sum.lr_sum) / total.weight
         return ServerState(self.g.prox(moved, t).to(server.x_bar.dtype))
 
-    def weight(self, num_examples: int) -> float:
-        return float(num_examples) if self.weights == "samples" else 1.0
-
     @property
-    def plain_sgd(self) -> str:
-        return "FedMid takes the prox of g for the length of an SGD step."
+    def traits(self) -> Traits:
+        return Traits(plain_sgd="FedMid takes the prox of g for the length of an SGD step.")

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, Start, num_bytes, record, start_point
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive, whole
 
 
@@ -109,7 +111,7 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         v_i = torch.zeros_like(x0) if self.oracle == "II" else x0[:0]
         return ClientState(x_i=x0, lam_i=torch.zeros_like(x0), x_0i=x0, v_i=v_i)
 
-    def broadcast(self, server: ServerState) -> Down:
+    def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         exchanged, round = bool(server.exchanged), int(server.round)
         exchange, refresh = self.exchanges(round), self.oracle == "II" and round % self.refresh_every == 0
         x_bar = server.x_bar if exchanged else server.x_bar[:0]
@@ -139,22 +141,8 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         x_bar = (total.sum.x_0i / total.weight).to(server.x_bar.dtype) if exchange else server.x_bar
         return ServerState(x_bar, server.round + 1, torch.tensor(exchange))
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return 1 / self.eta_hat
-
-    @property
-    def relaxation(self) -> float:
-        return 1.0
-
-    @property
-    def plain_sgd(self) -> str | None:
+    def traits(self) -> Traits:
         why = 'FedPD(oracle="II") minimises a linearised model, which is a gradient step. Use oracle="I".'
-        return why if self.oracle == "II" else None
-
-    @property
-    def everybody(self) -> bool:
-        return True
+        plain = why if self.oracle == "II" else None
+        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, plain_sgd=plain, everybody=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from lightning_fed.algorithms.fedavg import ClientState, FedAvg, Message
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import positive
 
 
@@ -36,5 +37,5 @@ class FedProx(FedAvg):
         return Reply(client, Message(sol.x - down.x_bar), sol.x, sol.loss, sol.steps)
 
     @property
-    def penalty(self) -> float:
-        return self.mu
+    def traits(self) -> Traits:
+        return Traits(penalty=self.mu)

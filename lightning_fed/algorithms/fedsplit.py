@@ -7,6 +7,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 
 
@@ -71,13 +72,6 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, z_i=before.z_i + arrived.delta_i)
 
-    def local_model(self, client: ClientState) -> Tensor:
-        return client.x_i
-
     @property
-    def penalty(self) -> float:
-        return 1 / self.s
-
-    @property
-    def everybody(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return Traits(penalty=1 / self.s, everybody=True)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning_fed.algorithms.feddr import FedDR
+from lightning_fed.core.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -15,5 +16,5 @@ class ParallelDRS(FedDR):
     """
 
     @property
-    def everybody(self) -> bool:
-        return True
+    def traits(self) -> Traits:
+        return replace(super().traits, everybody=True)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, length_of, record, wide
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local, Solution
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import positive
 
 
@@ -67,7 +69,7 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
     def init_client(self, x0: Tensor) -> ClientState:
         return ClientState(c_i=torch.zeros_like(x0))
 
-    def broadcast(self, server: ServerState) -> Down:
+    def broadcast(self, server: ServerState, work: LocalWork) -> Down:
         return Down(server.x_bar, server.c.to(server.x_bar.dtype))
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
@@ -91,5 +93,6 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         return client.c_i - down.c + (down.x_bar - sol.x) / length if length else client.c_i
 
     @property
-    def plain_sgd(self) -> str | None:
-        return "Scaffold(option=2) reads gradients off the local steps. Use option=1." if self.option == 2 else None
+    def traits(self) -> Traits:
+        why = "Scaffold(option=2) reads gradients off the local steps. Use option=1."
+        return Traits(plain_sgd=why if self.option == 2 else None)

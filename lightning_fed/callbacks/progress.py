@@ -24,7 +24,7 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
             self.train_progress_bar = self.init_train_tqdm()
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
-        self.train_progress_bar.reset(total=len(cohort) * trainer.fit_loop.server.algorithm.exchanges_per_round)
+        self.train_progress_bar.reset(total=len(cohort) * trainer.fit_loop.server.algorithm.traits.exchanges)
         self.train_progress_bar.set_description(f"Round {round + 1}/{_rounds(trainer)}")
 
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, ClientT, MessageT, Reply, Total
 from lightning_fed.core.problem import Local, Solution
 from lightning_fed.core.prox import Prox
@@ -21,6 +22,7 @@ from lightning_fed.core.records import num_bytes as num_bytes
 from lightning_fed.core.records import record as record
 from lightning_fed.core.records import tree_map as tree_map
 from lightning_fed.core.records import wide as wide
+from lightning_fed.core.traits import Traits
 from lightning_fed.core.zero import Zero
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
 
     #: The part of the objective that only the server knows.
     g: Prox = Zero()
+    #: How clients are weighted in the objective: alike, or by their numbers of samples.
+    weights: Weights = "uniform"
 
     @abstractmethod
     def init_server(self, x0: Tensor) -> ServerT: ...
@@ -70,7 +74,8 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     @abstractmethod
     def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT: ...
 
-    def broadcast(self, server: ServerT) -> Broadcast:
+    def broadcast(self, server: ServerT, work: LocalWork) -> Broadcast:
+        """What the server sends to every client of the cohort, who will do ``work``."""
         return Broadcast(server.x_bar)
 
     def bind(self, layout: Layout) -> Self:
@@ -85,50 +90,20 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
 
     def weight(self, num_examples: int) -> float:
         """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
-        return 1.0
+        return float(num_examples) if self.weights == "samples" else 1.0
 
     def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
         """The state of a client whose message ``arrived`` other than it was sent; ``after`` is what it remembers."""
         return after
 
     def local_model(self, client: ClientT) -> Tensor | None:
-        """The client's own model ``x_i``, if the algorithm remembers one."""
-        return None
+        """The client's own model, if its state has one: ``x_i``."""
+        return getattr(client, "x_i", None)
 
     @property
-    def penalty(self) -> float:
-        """The ``rho`` of the question in every round; 0 where there is none."""
-        return 0.0
-
-    @property
-    def relaxation(self) -> float | None:
-        """The alpha of its Douglas-Rachford steps, 1 for plain ones; None where the bounds of FedADMM do not apply."""
-        return None
-
-    @property
-    def everybody(self) -> bool:
-        """Whether every client has to take part in every round."""
-        return False
-
-    @property
-    def exchanges_per_round(self) -> int:
-        """How often the server asks the cohort in one round; the server's state knows which of them is due."""
-        return 1
-
-    @property
-    def plain_sgd(self) -> str | None:
-        """Why local steps have to be plain gradient steps; None if any optimiser will do."""
-        return None
-
-    @property
-    def no_weight_decay(self) -> str | None:
-        """Why an optimiser must not add weight decay; None where it is but a part of every client's loss."""
-        return None
-
-    @property
-    def full_start(self) -> bool:
-        """Whether every client is asked once before round 0, as part of the initial state."""
-        return False
+    def traits(self) -> Traits:
+        """What the rest of the system has to know about the algorithm."""
+        return Traits()
 
 
 def length_of(solution: Solution, who: object) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, tensors_of, with_tensors
 from lightning_fed.core.round import Engine, Outcome, run_round
 
@@ -48,7 +49,7 @@ class Federation:
         self.store = MemoryStore(fresh=lambda: self.algorithm.init_client(self.x0))
         self.buffers = clones(buffers_of(module))
         self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
-        self.rounds_done = -1 if algorithm.full_start else 0
+        self.rounds_done = -1 if algorithm.traits.full_start else 0
         self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
@@ -100,12 +101,13 @@ class Federation:
         moving = {name: parameters[name] for name in self.moving if name in parameters}
         self.buffers = clones({**buffers_of(module), **moving})
 
-    def play(self, cohort: Sequence[ClientId], engine: Engine) -> Outcome:
-        """Run a round without moving anything."""
+    def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork) -> Outcome:
+        """Run a round, in which clients do ``work``, without moving anything."""
         exchanges = None if self.started else 1
         fresh = self.algorithm.init_client(self.x0)  # one for all: states are never changed in place
         recall = partial(self.recall, fresh=fresh)
-        return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, exchanges)
+        broadcast = partial(self.algorithm.broadcast, work=work)
+        return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, broadcast, exchanges)
 
     def recall(self, cid: ClientId, fresh: Any = None) -> Any:
         """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""

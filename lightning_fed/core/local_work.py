@@ -27,9 +27,12 @@ class LocalWork:
         steps: batches of a visit, or None where ``epochs`` says how many there are.
         epochs: passes over the client's data.
         tolerance: how well the local problem has to be solved; ``steps`` or ``epochs`` are then the most a visit does.
+        lr_sum: planned sum of the step sizes of a visit in this round, as the weighted mean over all clients, so that
+            it is one number whoever takes part; not a number where local steps are not plain gradient steps.
     """
 
     seed: int
     steps: int | None = None
     epochs: int | None = None
     tolerance: Tolerance | None = None
+    lr_sum: float = float("nan")

@@ -61,27 +61,29 @@ def run_round(
     engine: Engine,
     recall: Callable[[ClientId], Any],
     weights: Mapping[ClientId, float],
+    broadcast: Callable[[Any], Broadcast],
     exchanges: int | None = None,
-    down: Broadcast | None = None,
 ) -> Outcome:
-    """Broadcast, ask ``cohort``, sum the weighted answers, step the server; again, where it takes two.
+    """Broadcast, ask ``cohort``, sum the weighted replies, step the server; again, where it takes two exchanges.
 
-    Answers are summed by a fixed binary tree over positions in the cohort: whoever gathers them gets the same bits.
+    Replies are summed by a fixed binary tree over positions in the cohort, so every engine gets the same bits.
+    Replies that do not arrive are left out: the outcome holds the states of the clients whose replies did.
 
-    Answers that do not arrive are left out: the outcome holds the states of those whose did.
-
-    ``recall`` gives a client's state, ``weights`` the weight of *every* client of the federation. ``exchanges`` is the
-    algorithm's own number by default, ``down`` the broadcast of today's server.
+    Args:
+        recall: gives a client's state.
+        weights: of *every* client of the federation.
+        broadcast: gives what a server sends: :meth:`Algorithm.broadcast` for the work of this round.
+        exchanges: how often clients are asked; the algorithm's own number by default.
     """
     if not cohort:
         return Outcome(server)
     if len(set(cohort)) < len(cohort):
         raise ValueError(f"A cohort names each client once; got {list(cohort)}.")
     outcome = Outcome(server)
-    for _ in range(exchanges or algorithm.exchanges_per_round):
+    for _ in range(exchanges or algorithm.traits.exchanges):
         staged = outcome.states
         states = (staged[cid] if cid in staged else recall(cid) for cid in cohort)
-        outcome = _exchange(algorithm, outcome, cohort, engine, states, weights, down)
+        outcome = _exchange(algorithm, outcome, cohort, engine, states, weights, broadcast)
     return outcome
 
 
@@ -92,10 +94,10 @@ def _exchange(
     engine: Engine,
     states: Iterator[Any],
     weights: Mapping[ClientId, float],
-    down: Broadcast | None,
+    broadcast: Callable[[Any], Broadcast],
 ) -> Outcome:
     """Broadcast, ask, sum, step the server."""
-    down = algorithm.broadcast(before.server) if down is None else down
+    down = broadcast(before.server)
     gathered = _Gathered(before, cohort, weights, algorithm.bytes_down(down))
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))

@@ -123,7 +123,7 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
 def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
     """Norm of the gradient mapping at the server's model; worked out once between two rounds, whoever asks."""
     if federation.stationarity is None or federation.stationarity[0] != federation.rounds_done:
-        rho = federation.algorithm.penalty or 1.0
+        rho = federation.algorithm.traits.penalty or 1.0
         gradient = full_gradient(trainer, federation)
         mapping = gradient_mapping(federation.algorithm, federation.server.x_bar, gradient, rho)
         federation.stationarity = (federation.rounds_done, float(mapping.norm()))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
+from lightning_fed.core.problem import Local, LocalProblem, Question, Solution
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.validation import is_whole, whole
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
@@ -139,35 +139,26 @@ class GradientDescent:
         if self.until is not None:
             object.__setattr__(self, "until", as_tolerance(self.until))
 
-    def __call__(
-        self,
-        f: Loss,
-        start: Tensor,
-        linear: Tensor,
-        rho: float,
-        center: Tensor,
-        after_step: StepMap | None = None,
-        evaluate_at: StepMap | None = None,
-        work: float = 1.0,
-        estimate: Tensor | None = None,
-        rng: Generator | None = None,
-        round: int = 0,
-    ) -> Solution:
-        steps = max(1, int(work * self.steps))
+    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
+        return self.solve(f, LocalProblem(start, Question(linear, rho, center)))
+
+    def solve(self, f: Loss, problem: LocalProblem, rng: Generator | None = None, round: int = 0) -> Solution:
+        """Solve any local problem; ``rng`` draws batches."""
+        steps = max(1, int(problem.work * self.steps))
         if isinstance(self.until, Tolerance):
-            if after_step is not None or evaluate_at is not None or estimate is not None or self.batch_size is not None:
+            if problem.is_mapped or problem.estimate is not None or self.batch_size is not None:
                 raise ValueError(
                     "GradientDescent(until=...) needs full steps, and an algorithm that asks for a minimiser."
                 )
-            return self._until(self.until, f, Question(linear, rho, center), start, steps, round)
-        x, v, losses = start, estimate, []
+            return self._until(self.until, f, problem.question, problem.start, steps, round)
+        question, x, v, losses = problem.question, problem.start, problem.estimate, []
         for k in range(steps):
             part = self._batch(f, rng)
-            at = x if evaluate_at is None else evaluate_at(x, k * self.lr)
+            at = x if problem.evaluate_at is None else problem.evaluate_at(x, k * self.lr)
             losses.append(float(part(at)))
             slope = part.grad(at)
-            x = x - self.lr * ((slope if v is None else v) + linear + rho * (x - center))
-            x = x if after_step is None else after_step(x, self.lr)
+            x = x - self.lr * question.gradient(x, slope if v is None else v)
+            x = x if problem.after_step is None else problem.after_step(x, self.lr)
             v = None if v is None else v + part.grad(x) - slope
         return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr, estimate=v)
 
@@ -207,16 +198,14 @@ class Oracle(Local):
     answers: list[Solution] = field(default_factory=list)
 
     def answer(self, problem: LocalProblem) -> Solution:
-        start, question = problem.start, problem.question
-        zero = torch.zeros_like(start)
+        question, zero = problem.question, torch.zeros_like(problem.start)
         linear = zero if question.linear is None else question.linear
         center = zero if question.center is None else question.center
         if isinstance(self.solver, GradientDescent):
-            maps = (problem.after_step, problem.evaluate_at)
-            more = (*maps, problem.work, problem.estimate, self.rng("batches"), self.round)
-            self.answers.append(self.solver(self.f, start, linear, question.rho, center, *more))
+            filled = replace(problem, question=Question(linear, question.rho, center))
+            self.answers.append(self.solver.solve(self.f, filled, self.rng("batches"), self.round))
         elif problem.is_plain:
-            self.answers.append(self.solver(self.f, start, linear, question.rho, center))
+            self.answers.append(self.solver(self.f, problem.start, linear, question.rho, center))
         else:
             raise TypeError(f"This algorithm works step by step; use GradientDescent, not {self.solver!r}.")
         return self.answers[-1]

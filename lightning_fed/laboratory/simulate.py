@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Memory, MemoryStore
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Solution
@@ -102,7 +103,7 @@ def simulate(
         members, delays = _events(events, past.cohorts)
         cohorts = [[i] for i in members]
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
-    if algorithm.everybody:
+    if algorithm.traits.everybody:
         _check_everybody(algorithm, schedule, n)
     run = _Run(algorithm, clients, _solvers(algorithm, solver, n), start, seed, past)
     run.begin(resume)
@@ -127,6 +128,7 @@ class _Run:
         self.algorithm, self.n = algorithm, len(clients)
         self.engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
         self.weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
+        self.work = LocalWork(seed, lr_sum=_planned_lr_sum(solvers, list(self.weights.values())))
         self.store = MemoryStore(fresh=lambda: algorithm.init_client(start))
         self.server = past.server[-1] if past.server else algorithm.init_server(start)
         self.history = History([*past.server], [*past.clients], [*past.cohorts], [*past.answers])
@@ -136,21 +138,25 @@ class _Run:
         if resume is not None:
             self.store.put({i: Memory(state) for i, state in enumerate(resume.clients[-1])})
             return
-        if self.algorithm.full_start:
+        if self.algorithm.traits.full_start:
             self._advance(range(self.n), exchanges=1)
         self._remember()
 
     def play(self, k: int, cohort: list[int], delay: int | None) -> None:
         """Round ``k``; with a ``delay``, clients have worked with the model of so many rounds before."""
         self.engine.round, self.engine.answers = k, {}
-        stale = None if delay is None else self.algorithm.broadcast(self.history.server[k - delay])
-        self._advance(cohort, stale)
+        self._advance(cohort, stale=None if delay is None else self.history.server[k - delay])
         self.history.cohorts.append(cohort)
         self.history.answers.append(self.engine.answers)
         self._remember()
 
-    def _advance(self, cohort: Sequence[int], down: Broadcast | None = None, exchanges: int | None = None) -> None:
-        args = (cohort, self.engine, lambda i: self.store[i].state, self.weights, exchanges, down)
+    def _advance(self, cohort: Sequence[int], stale: Any = None, exchanges: int | None = None) -> None:
+        """Run a round; clients work with what the ``stale`` server sent, if there is one."""
+
+        def broadcast(server: Any) -> Broadcast:
+            return self.algorithm.broadcast(server if stale is None else stale, self.work)
+
+        args = (cohort, self.engine, lambda i: self.store[i].state, self.weights, broadcast, exchanges)
         outcome = run_round(self.algorithm, self.server, *args)
         self.store.put({i: Memory(state, self.store[i].visits + 1) for i, state in outcome.states.items()})
         self.server = outcome.server
@@ -175,8 +181,8 @@ def _check_what_is_given(
 
 
 def _check_single_exchange(algorithm: Algorithm[Any, Any, Any]) -> None:
-    if algorithm.exchanges_per_round > 1:
-        name, times = type(algorithm).__name__, algorithm.exchanges_per_round
+    if algorithm.traits.exchanges > 1:
+        name, times = type(algorithm).__name__, algorithm.traits.exchanges
         raise ValueError(f"{name} asks clients {times} times in a round; an upload that comes late answers one.")
 
 
@@ -190,11 +196,19 @@ def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solv
 
 
 def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
-    if algorithm.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
+    if algorithm.traits.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
         raise ValueError(
             f"{type(algorithm).__name__} asks for steps, not for a minimiser, so there is nothing to be near."
-            f" Omit until=. ({algorithm.plain_sgd})"
+            f" Omit until=. ({algorithm.traits.plain_sgd})"
         )
+
+
+def _planned_lr_sum(solvers: Sequence[Solver], weights: Sequence[float]) -> float:
+    """The planned sum of step sizes of a visit, as the weighted mean over clients; nan without gradient steps."""
+    planned = [s.steps * s.lr if isinstance(s, GradientDescent) else float("nan") for s in solvers]
+    if len(set(planned)) == 1:
+        return planned[0]  # not rounded by taking a mean
+    return sum(w * length for w, length in zip(weights, planned, strict=True)) / sum(weights)
 
 
 def _warn_of_unreached(history: History) -> None:

@@ -55,7 +55,8 @@ def advanced(workspace: Workspace, left: Collection[Left], restart: bool) -> tup
     if any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         workspace.reset()
         schedule.install(trainer)
-        loop.finish_schedules(longest.batches)
+        for _ in loop.scheduled(longest.batches):
+            pass
         schedule = Schedule.of(trainer)
     return schedule, steps
 

@@ -181,8 +181,11 @@ class ClientLoop(Loop):
                 if monitor is not None or not config.reduce_on_plateau:
                     call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
 
-    def finish_schedules(self, done: int) -> None:
-        """Step schedulers as in the rest of the T batches of a visit that had ``done`` of them; nothing is trained."""
+    def scheduled(self, done: int) -> Iterator[None]:
+        """Step schedulers as in the rest of the T batches of a visit that had ``done`` of them; nothing is trained.
+
+        Yields before each step, when optimisers have the settings of that step.
+        """
         trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
         every, clock = trainer.accumulate_grad_batches, rounds.clock
         for optimizer in trainer.optimizers:
@@ -190,6 +193,7 @@ class ClientLoop(Loop):
         try:
             with clock.turned(True):
                 for step in range(-(-done // every), clock.steps):  # a visit ends with a step
+                    yield
                     clock.batch_idx = min((step + 1) * every, clock.batches) - 1
                     self._began = rounds.optimizer_steps - (step + 1)
                     self.step_schedulers(clock.batch_idx)

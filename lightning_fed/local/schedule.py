@@ -40,15 +40,16 @@ def planned_steps(trainer: pl.Trainer, work: LocalWork, cid: ClientId) -> int:
     return visit.planned
 
 
-def most_batches(trainer: pl.Trainer, work: LocalWork) -> int:
-    """The batches of the longest visit that any client of the federation may have."""
+def planned_batches(trainer: pl.Trainer, work: LocalWork) -> dict[ClientId, int]:
+    """The batches of a visit of every client of the federation."""
     data: Any = trainer.datamodule
     if work.steps:
-        return planned_steps(trainer, work, data.client_ids[0])
+        return dict.fromkeys(data.client_ids, planned_steps(trainer, work, data.client_ids[0]))
     if data.sampler is not None or is_overridden("client_dataloader", data, FederatedDataModule):
-        return max(planned_steps(trainer, work, cid) for cid in data.client_ids)
-    sizes = {data.num_examples(cid) for cid in data.client_ids}
-    return max(cut_visit(trainer, work, n, data.batch_size, data.drop_last, 1.0).steps for n in sizes)
+        return {cid: planned_steps(trainer, work, cid) for cid in data.client_ids}
+    sizes = {cid: data.num_examples(cid) for cid in data.client_ids}
+    cuts = {n: cut_visit(trainer, work, n, data.batch_size, data.drop_last, 1.0).steps for n in set(sizes.values())}
+    return {cid: cuts[n] for cid, n in sizes.items()}
 
 
 def _loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator[tuple[Any, int]]:

@@ -55,12 +55,12 @@ class Advice:
 def advise(measured: Measured, algorithm: Algorithm[Any, Any, Any], lr: float | None, local_steps: int) -> list[Advice]:
     """Recommendations that fit each other; ``lr`` is None where local steps are not plain gradient steps."""
     penalty = _penalty(measured, algorithm, local_steps)
-    advised = algorithm.penalty if penalty is None else _as_penalty(penalty)
+    advised = algorithm.traits.penalty if penalty is None else _as_penalty(penalty)
     found = [
         penalty,
         _relaxation(measured, algorithm),
-        _lr(measured, algorithm.penalty, advised, lr),
-        _local_steps(measured, algorithm.penalty, advised, lr, local_steps),
+        _lr(measured, algorithm.traits.penalty, advised, lr),
+        _local_steps(measured, algorithm.traits.penalty, advised, lr, local_steps),
     ]
     return [advice for advice in found if advice is not None]
 
@@ -76,7 +76,7 @@ def practical_penalty(measured: Measured, local_steps: int) -> float:
 
 
 def _penalty(measured: Measured, algorithm: Algorithm[Any, Any, Any], local_steps: int) -> Advice | None:
-    rho, alpha, L = algorithm.penalty, algorithm.relaxation, measured.L
+    rho, alpha, L = algorithm.traits.penalty, algorithm.traits.relaxation, measured.L
     if alpha is None:
         return None
     bound = penalty_bound(L, min(alpha, 1.0))  # where alpha is too large, it is alpha that should change
@@ -114,7 +114,7 @@ def _as_penalty(advice: Advice) -> float:
 
 
 def _relaxation(measured: Measured, algorithm: Algorithm[Any, Any, Any]) -> Advice | None:
-    alpha, rho = algorithm.relaxation, algorithm.penalty
+    alpha, rho = algorithm.traits.relaxation, algorithm.traits.penalty
     if alpha is None:
         return None
     limit = 2 - 2 * measured.L / rho

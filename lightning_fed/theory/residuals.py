@@ -32,9 +32,9 @@ def dual_residual(algorithm: Algorithm[Any, Any, Any], old: Tensor, new: Tensor)
 
     Not a number for algorithms without a penalty, and when the set of trainable parameters has just changed.
     """
-    if not algorithm.penalty or old.shape != new.shape:
+    if not algorithm.traits.penalty or old.shape != new.shape:
         return float("nan")
-    return algorithm.penalty * float((new - old).norm())
+    return algorithm.traits.penalty * float((new - old).norm())
 
 
 def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: Tensor, rho: float) -> Tensor:

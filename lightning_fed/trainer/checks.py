@@ -89,7 +89,7 @@ def _check_data(data: Any) -> None:
 
 def _check_sampler(ids: list[ClientId], algorithm: Algorithm[Any, Any, Any], sampler: Sampler) -> None:
     sampler.check(len(ids))
-    if algorithm.everybody and sampler.inclusion_probabilities(len(ids)).min() < 1:
+    if algorithm.traits.everybody and sampler.inclusion_probabilities(len(ids)).min() < 1:
         raise ValueError(
             f"{type(algorithm).__name__} needs every client in every round, but {sampler} leaves some out. Omit"
             " clients_per_round, or use FedADMM or FedDR."
@@ -130,12 +130,12 @@ def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, 
     """A tolerance needs a question that has a solution to be near to."""
     if tolerance is None:
         return
-    if algorithm.plain_sgd is not None:
+    if algorithm.traits.plain_sgd is not None:
         raise ValueError(
             f"{type(algorithm).__name__} asks for local steps, not for a minimiser, so local_tolerance={tolerance} has"
-            f" nothing to be near to. Omit local_tolerance. ({algorithm.plain_sgd})"
+            f" nothing to be near to. Omit local_tolerance. ({algorithm.traits.plain_sgd})"
         )
-    tolerance.limit(0, algorithm.penalty, 1.0)
+    tolerance.limit(0, algorithm.traits.penalty, 1.0)
 
 
 def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
@@ -145,12 +145,14 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
             "ReduceLROnPlateau with interval 'step' looks at a metric after every local step, and metrics of a"
             " federation are those of a round. Use interval 'epoch'."
         )
-    if algorithm.plain_sgd is not None:
-        _check_plain(trainer, algorithm.plain_sgd)
+    if algorithm.traits.plain_sgd is not None:
+        _check_plain(trainer, algorithm.traits.plain_sgd)
     decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}
-    if decays and algorithm.no_weight_decay is not None:
-        raise ValueError(f"Local steps must have no weight_decay, got {max(decays):g}. {algorithm.no_weight_decay}")
-    scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+    if decays and algorithm.traits.no_weight_decay is not None:
+        raise ValueError(
+            f"Local steps must have no weight_decay, got {max(decays):g}. {algorithm.traits.no_weight_decay}"
+        )
+    scaled, penalty = getattr(trainer.precision_plugin, "scaler", None) is not None, algorithm.traits.penalty
     for optimizer in trainer.optimizers:
         name = type(optimizer).__name__
         if scaled and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -163,9 +165,9 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
                 f"{name} searches along the plain loss, without the algorithm's penalty. Use line_search_fn=None."
             )
         lr = max((float(group.get("lr", 0.0)) for group in optimizer.param_groups), default=0.0)
-        if name == "SGD" and lr * algorithm.penalty >= 2:
+        if name == "SGD" and lr * penalty >= 2:
             warnings.warn(
-                f"lr * penalty = {lr:g} * {algorithm.penalty:g} >= 2: plain gradient steps on the augmented Lagrangian"
-                f" diverge. Use a learning rate below {2 / algorithm.penalty:g}.",
+                f"lr * penalty = {lr:g} * {penalty:g} >= 2: plain gradient steps on the augmented Lagrangian diverge."
+                f" Use a learning rate below {2 / penalty:g}.",
                 stacklevel=2,
             )

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from helpers.problems import LAW, close, federations, gradient, identical, random_clients, schedule, seeds
+from helpers.problems import LAW, WORK, close, federations, gradient, identical, random_clients, schedule, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -220,7 +220,7 @@ def test_fedlin_is_scaffold_whose_variates_are_refreshed_before_the_local_steps(
     for k in range(1, 9):
         server = replace(server, c=gradient(clients, server.x_bar))
         states = [replace(scaffold.init_client(x0), c_i=f.grad(server.x_bar)) for f in clients]
-        down = scaffold.broadcast(server)
+        down = scaffold.broadcast(server, WORK)
         replies = [scaffold.client_step(s, down, Oracle(f, solver)) for s, f in zip(states, clients, strict=True)]
         total = replace(
             replies[0].message,

@@ -17,6 +17,7 @@ from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedAvg, FedPAQ, FedProx
 from lightning_fed.core import Reply
 from lightning_fed.core.randomness import torch_generator
+from lightning_fed.core.traits import Traits
 from lightning_fed.transforms import TopK
 
 STEPS, LR = 6, 0.05
@@ -93,8 +94,8 @@ class Twice(FedAvg):
     """Two exchanges; client 1's second reply is lost."""
 
     @property
-    def exchanges_per_round(self):
-        return 2
+    def traits(self):
+        return Traits(exchanges=2)
 
     def client_step(self, client, down, local) -> Reply[Any, Any]:
         reply = super().client_step(client, down, local)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,10 +28,14 @@ from lightning_fed.algorithms import (
     ParallelDRS,
     Scaffold,
 )
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import Memory, MemoryStore
 from lightning_fed.core.round import run_round
 from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import L1, Box, SquaredL2
+
+#: What clients are told to do where a test says nothing else.
+WORK = LocalWork(seed=0, steps=3, lr_sum=0.15)
 
 #: A new algorithm is enrolled in every law of ``property/`` by one line here.
 ALGORITHMS = [
@@ -101,12 +106,12 @@ def having(*names: str):
 
 def allowed(algorithm, cohorts: list[list[int]], n: int) -> list[list[int]]:
     """The schedule as far as the algorithm allows it: everybody or nobody, where it needs everybody."""
-    return [list(range(n)) if cohort and algorithm.everybody else cohort for cohort in cohorts]
+    return [list(range(n)) if cohort and algorithm.traits.everybody else cohort for cohort in cohorts]
 
 
 def solver_for(algorithm):
     """Exact, where a penalty makes even a non-convex problem have a solution and no steps are asked for."""
-    return Exact() if algorithm.penalty and not algorithm.plain_sgd else GradientDescent(3, 0.05)
+    return Exact() if algorithm.traits.penalty and not algorithm.traits.plain_sgd else GradientDescent(3, 0.05)
 
 
 def cohorts_of(n: int, rounds: int = 8) -> st.SearchStrategy[list[list[int]]]:
@@ -203,12 +208,13 @@ class Federation:
         self.weights = {cid: algorithm.weight(f.num_examples) for cid, f in self.clients.items()}
         self.store = MemoryStore(fresh=lambda: algorithm.init_client(x0))
         self.server = algorithm.init_server(x0)
-        if algorithm.full_start:
+        if algorithm.traits.full_start:
             self.run([list(self.clients)], exchanges=1)
 
     def outcome(self, cohort, exchanges=None):
         recall = lambda cid: self.store[cid].state  # noqa: E731
-        return run_round(self.algorithm, self.server, cohort, self.engine, recall, self.weights, exchanges)
+        broadcast = partial(self.algorithm.broadcast, work=WORK)
+        return run_round(self.algorithm, self.server, cohort, self.engine, recall, self.weights, broadcast, exchanges)
 
     def run(self, cohorts, exchanges=None) -> Federation:
         for cohort in cohorts:

@@ -57,7 +57,7 @@ FAMILY = [*PARTIAL, *EVERYBODY]
 def test_fit_gives_the_iterates_of_simulate(algorithm: Algorithm) -> None:
     data, quadratics = least_squares()
     module, witness = LeastSquares(D, LR), Witness()
-    sampler = Full() if algorithm.everybody else Uniform(2)
+    sampler = Full() if algorithm.traits.everybody else Uniform(2)
     server = FederatedServer(algorithm, sampler=sampler, local_steps=STEPS, evaluate_every=0, seed=7)
     quiet_trainer(server, ROUNDS, callbacks=[witness]).fit(module, datamodule=data)
 
@@ -105,7 +105,7 @@ class Listener(pl.Callback):
 )
 def test_lean_and_full_steps_give_the_same_bits(algorithm: Algorithm, scheduler: str | None) -> None:
     def run(*callbacks: pl.Callback) -> dict[str, Tensor]:
-        cohort = None if algorithm.everybody else 2
+        cohort = None if algorithm.traits.everybody else 2
         server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=4, evaluate_every=0)
         trainer = quiet_trainer(server, 3, callbacks=callbacks, limit_val_batches=0)
         trainer.fit(Net(dropout=0.3, scheduler=scheduler), datamodule=classification(drop_last=True))
@@ -132,7 +132,7 @@ class Traffic(FederatedCallback):
 
 def traffic_of(algorithm: Algorithm, rounds: int = 3) -> Traffic:
     traffic = Traffic()
-    cohort = None if algorithm.everybody else 2
+    cohort = None if algorithm.traits.everybody else 2
     server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=1, evaluate_every=0)
     quiet_trainer(server, rounds, callbacks=[traffic]).fit(LeastSquares(D, LR), datamodule=least_squares()[0])
     return traffic
@@ -158,7 +158,7 @@ SCALAR = 1 / D  # the length of the local steps goes up with the vector
     ids=repr,
 )
 def test_a_round_costs_as_many_models_as_the_table_says(algorithm: Algorithm, down: float, up: float) -> None:
-    clients = 5 if algorithm.everybody else 2
+    clients = 5 if algorithm.traits.everybody else 2
     assert traffic_of(algorithm).models(clients, D) == [[down, up]] * 3
 
 

@@ -70,7 +70,7 @@ class StopInside(FederatedCallback):
 
 def run(algorithm: Algorithm, *callbacks: pl.Callback, ckpt_path: Any = None) -> dict[str, Tensor]:
     """All that must be equal in the end: model, buffers, server, every client, traffic."""
-    cohort = None if algorithm.everybody else 2
+    cohort = None if algorithm.traits.everybody else 2
     server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=2, seed=3, evaluate_every=0)
     saving = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     trainer = quiet_trainer(server, 4, callbacks=callbacks, enable_checkpointing=saving, limit_val_batches=0)

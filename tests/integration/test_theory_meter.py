@@ -130,8 +130,8 @@ def test_the_bound_is_told_of_those_it_is_about(algorithm: Algorithm, bound: flo
     metrics = metrics_of(trainer)
     assert metrics.get("theory/eta_min") == (None if bound is None else pytest.approx(bound))
     assert ("theory/eta_over_bound" in metrics) == (bound is not None)
-    assert metrics["theory/lr_stability"] == pytest.approx(0.005 * (4 + algorithm.penalty))
-    assert ("theory/inexactness_max" in metrics) == (algorithm.penalty > 4)
+    assert metrics["theory/lr_stability"] == pytest.approx(0.005 * (4 + algorithm.traits.penalty))
+    assert ("theory/inexactness_max" in metrics) == (algorithm.traits.penalty > 4)
     assert metrics["theory/residual_max"] > 0
 
 

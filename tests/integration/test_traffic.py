@@ -42,7 +42,7 @@ class Tiny(pl.LightningModule):
 
 
 def logged(algorithm: Algorithm, folder: Path, module: pl.LightningModule | None = None) -> tuple[OfflineRun, Witness]:
-    cohort = None if algorithm.everybody else COHORT
+    cohort = None if algorithm.traits.everybody else COHORT
     server = FederatedServer(algorithm, clients_per_round=cohort, local_steps=STEPS, seed=3)
     logger, witness = WandbLogger(project="test", save_dir=str(folder), offline=True), Witness()
     try:
@@ -72,7 +72,7 @@ def test_bytes_by_round_and_by_client_are_those_counted_by_hand(
     algorithm: Algorithm, down: int, up: int, before: int, tmp_path: Path
 ) -> None:
     run, witness = logged(algorithm, tmp_path)
-    size = CLIENTS if algorithm.everybody else COHORT
+    size = CLIENTS if algorithm.traits.everybody else COHORT
     down_before = 0 if isinstance(algorithm, FedLin) else before  # clients hold x0 already, FedDR sends it again
     rounds = range(ROUNDS)
     totals = {k: (k + 1) * size * down + CLIENTS * down_before for k in rounds}
@@ -101,7 +101,9 @@ def test_bytes_by_round_and_by_client_are_those_counted_by_hand(
 )
 def test_local_work_is_counted(algorithm: Algorithm, steps: list[int], gradients: list[int], tmp_path: Path) -> None:
     figure = FinalFigure()
-    server = FederatedServer(algorithm, None if algorithm.everybody else COHORT, local_steps=STEPS, evaluate_every=0)
+    server = FederatedServer(
+        algorithm, None if algorithm.traits.everybody else COHORT, local_steps=STEPS, evaluate_every=0
+    )
     quiet_trainer(server, ROUNDS, callbacks=[figure]).fit(Tiny(), datamodule=classification(CLIENTS))
     assert [row["federated/local_steps"] for row in figure.history] == steps
     assert [row["federated/full_gradients"] for row in figure.history] == gradients

@@ -8,6 +8,7 @@ from helpers.problems import (
     ALGORITHMS,
     EACH,
     MEANS,
+    WORK,
     Federation,
     allowed,
     close,
@@ -35,7 +36,7 @@ from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.prox import Box
 from lightning_fed.transforms import Clip, Quantize, TopK
 
-one_exchange = pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.exchanges_per_round == 1], ids=name_of)
+one_exchange = pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if a.traits.exchanges == 1], ids=name_of)
 
 
 @every_algorithm
@@ -165,7 +166,7 @@ def test_after_an_exact_solve_the_dual_is_minus_the_gradient(algorithm, federati
     last = simulate(algorithm, clients, x0, cohorts=cohorts).clients[-1]
     for i in set().union(*cohorts):
         close(last[i].z_i, -clients[i].grad(last[i].x_i), 1e-11)
-        close(last[i].x_hat_i, last[i].x_i - clients[i].grad(last[i].x_i) / algorithm.penalty, 1e-11)
+        close(last[i].x_hat_i, last[i].x_i - clients[i].grad(last[i].x_i) / algorithm.traits.penalty, 1e-11)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_after_an_exact_solve_the_dual_is_minus_the_gradient(algorithm, federati
         pytest.param(a, dual, sign, id=name_of(a))
         for a in ALGORITHMS
         for dual, sign in (("lam_i", -1), ("q_i", 1))
-        if dual in variables_of(a) and not a.plain_sgd
+        if dual in variables_of(a) and not a.traits.plain_sgd
     ],
 )
 @given(federations())
@@ -195,7 +196,7 @@ def test_after_an_exact_solve_the_point_is_the_prox_of_its_centre(algorithm, fed
     cohorts = allowed(algorithm, cohorts, len(clients))
     last = simulate(algorithm, clients, x0, cohorts=cohorts).clients[-1]
     for i in set().union(*cohorts):
-        close(algorithm.penalty * (last[i].y_i - last[i].x_i), clients[i].grad(last[i].x_i), 1e-11)
+        close(algorithm.traits.penalty * (last[i].y_i - last[i].x_i), clients[i].grad(last[i].x_i), 1e-11)
 
 
 @one_exchange
@@ -212,7 +213,7 @@ def test_another_clients_loss_never_changes_my_state_in_the_same_round(algorithm
     run.engine.oracles[j] = Oracle(changed, run.engine.oracles[j].solver)
     after = run.outcome(cohort)
     assert all(identical(before.states[i], after.states[i]) for i in cohort if i != j)
-    at_the_border = isinstance(algorithm.g, Box) and algorithm.plain_sgd  # of the box, both times
+    at_the_border = isinstance(algorithm.g, Box) and algorithm.traits.plain_sgd  # of the box, both times
     assert at_the_border or not torch.equal(before.local_models[j], after.local_models[j])
 
 
@@ -225,7 +226,7 @@ def test_my_new_state_depends_on_my_state_my_loss_and_the_broadcast_alone(algori
     run = Federation(algorithm, clients, x0).run(allowed(algorithm, cohorts, len(clients)))
     (cohort,) = allowed(algorithm, [data.draw(st.sets(st.integers(0, n - 1), min_size=1).map(sorted))], n)
     done = run.outcome(cohort, exchanges=1)
-    down = copy_of(algorithm.broadcast(run.server))
+    down = copy_of(algorithm.broadcast(run.server, WORK))
     for i in cohort:
         alone = algorithm.client_step(copy_of(run.store[i].state), down, run.engine.oracles[i])
         assert identical(alone.state, done.states[i])
@@ -236,7 +237,7 @@ def test_my_new_state_depends_on_my_state_my_loss_and_the_broadcast_alone(algori
 @every_algorithm
 def test_the_remembered_local_model_is_the_one_just_found(algorithm):
     clients, x0 = random_clients(2, n=3, d=2)
-    done = Federation(algorithm, clients, x0).outcome([0, 1, 2] if algorithm.everybody else [0, 2])
+    done = Federation(algorithm, clients, x0).outcome([0, 1, 2] if algorithm.traits.everybody else [0, 2])
     for i, state in done.states.items():
         remembered = algorithm.local_model(state)
         assert remembered is None or torch.equal(remembered, done.local_models[i])

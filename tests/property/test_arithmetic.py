@@ -5,6 +5,7 @@ import torch
 from helpers.problems import (
     ALGORITHMS,
     EACH,
+    WORK,
     Federation,
     close,
     every_algorithm,
@@ -66,7 +67,7 @@ def exchanges(algorithm, x0, a, b, number=4):
     m = len(a)
     server, states = algorithm.init_server(x0), [algorithm.init_client(x0) for _ in range(m)]
     for _ in range(number):
-        down = algorithm.broadcast(server)
+        down = algorithm.broadcast(server, WORK)
         replies = [algorithm.client_step(s, down, Diagonal(a[i], b[i])) for i, s in enumerate(states)]
         yield down, states, replies
         states, total = [reply.state for reply in replies], replies[0].message
@@ -115,7 +116,7 @@ def test_steps_run_under_vmap(algorithm):
 def test_stacked_messages_are_not_compressed_as_one():
     x0 = torch.zeros(3, dtype=torch.float64)
     algorithm = Compressed(FedADMM(), TopK(1))
-    client, down = algorithm.init_client(x0), algorithm.broadcast(algorithm.init_server(x0))
+    client, down = algorithm.init_client(x0), algorithm.broadcast(algorithm.init_server(x0), WORK)
     with pytest.raises(ValueError, match=r"Compressed takes the message of one client at a time, got shape \(2, 3\)"):
         algorithm.client_step(stack([client, client]), down, Diagonal(torch.ones(2, 3), torch.ones(2, 3)))
 
@@ -141,7 +142,7 @@ def test_server_memory_does_not_drift_in_single_precision(algorithm):
     clients, x0 = random_clients(3, n=4, d=3, convex=True)
     run, w = Federation(algorithm, clients, x0.float()), shares(clients, getattr(algorithm, "weights", "uniform"))
     for k in range(40):
-        cohort = list(range(4)) if algorithm.everybody else [k % 4, (k + 1) % 4]
+        cohort = list(range(4)) if algorithm.traits.everybody else [k % 4, (k + 1) % 4]
         old, counted = run.states(), run.server.x_tilde
         run.run([cohort])
         deltas = [float(w[i]) * (run.store[i].state.x_hat_i - old[i].x_hat_i).double() for i in cohort]

@@ -159,17 +159,17 @@ def test_local_work_starts_at_the_server_model_by_default(kind):
 
 
 def test_the_penalty_is_the_rho_of_the_question():
-    assert FedADMM(eta=3.0).penalty == 3.0
-    assert FedDR(eta_hat=0.25).penalty == 4.0
-    assert FedAvg().penalty == 0.0
-    assert FedProx(mu=0.5).penalty == 0.5
+    assert FedADMM(eta=3.0).traits.penalty == 3.0
+    assert FedDR(eta_hat=0.25).traits.penalty == 4.0
+    assert FedAvg().traits.penalty == 0.0
+    assert FedProx(mu=0.5).traits.penalty == 0.5
 
 
 def test_only_feddr_from_prox_and_fedlin_ask_everybody_first():
-    first = {type(a).__name__ for a in ALGORITHMS if a.full_start}
+    first = {type(a).__name__ for a in ALGORITHMS if a.traits.full_start}
     assert first == {"FedDR", "FedLin"}
-    assert FedDR(init="prox").full_start
-    assert not FedDR().full_start
+    assert FedDR(init="prox").traits.full_start
+    assert not FedDR().traits.full_start
 
 
 def test_a_regulariser_shows_in_the_hyper_parameters():

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from problems import WORK
 from pytorch_lightning.loggers import WandbLogger
 from torch import nn
 
@@ -34,13 +35,13 @@ def test_clients_who_never_took_part_share_one_fresh_state_a_round(monkeypatch):
     init_client = FedADMM.init_client
     monkeypatch.setattr(FedADMM, "init_client", lambda self, x0: made.append(1) or init_client(self, x0))
     federation = Federation(FedADMM(), dict.fromkeys(range(1000), 1), nn.Linear(2, 1))
-    outcome = federation.play(range(100), _Engine())
+    outcome = federation.play(range(100), _Engine(), WORK)
     federation.commit(outcome)
     assert len(made) == 1
     assert len(federation.store) == 100
     assert federation.store.get(5).visits == 1
     assert federation.store.get(500) is None
-    federation.commit(federation.play(range(50, 150), _Engine()))
+    federation.commit(federation.play(range(50, 150), _Engine(), WORK))
     assert [federation.store.get(cid).visits for cid in (5, 60, 120)] == [1, 2, 1]
     assert federation.cost == Cost.sum(federation.store[cid].cost for cid in federation.store)
     assert federation.store[60].cost == federation.store[5].cost + federation.store[5].cost

@@ -42,7 +42,7 @@ def test_a_client_twice_in_a_cohort_is_refused() -> None:
     algorithm = FedADMM()
     server = algorithm.init_server(torch.zeros(2))
     with pytest.raises(ValueError, match=r"names each client once; got \[0, 0\]"):
-        run_round(algorithm, server, [0, 0], None, lambda cid: None, {0: 1.0, 1: 1.0})  # type: ignore[arg-type]
+        run_round(algorithm, server, [0, 0], None, lambda cid: None, {0: 1.0, 1: 1.0}, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [FedADMM, FedDR])

@@ -70,7 +70,7 @@ class Run:
     @property
     def cohort(self) -> int | None:
         """Clients per round; None for everybody."""
-        return None if self.algorithm.everybody else CLIENTS_PER_ROUND
+        return None if self.algorithm.traits.everybody else CLIENTS_PER_ROUND
 
     @property
     def folder(self) -> Path:
@@ -232,7 +232,7 @@ class Recorder(FederatedCallback):
     def on_client_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
     ) -> None:
-        self.tick(1 / (visit.cohort * self.run.algorithm.exchanges_per_round))
+        self.tick(1 / (visit.cohort * self.run.algorithm.traits.exchanges))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         done = len(self.figure.history)

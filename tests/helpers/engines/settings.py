@@ -110,7 +110,7 @@ FREQUENT = {"recorded": 0, "one at a time": 10**9}
 
 
 def part(algorithm: Any) -> dict[str, Any]:
-    return {} if algorithm.everybody else {"clients_per_round": 3}
+    return {} if algorithm.traits.everybody else {"clients_per_round": 3}
 
 
 EVERY_ALGORITHM = [

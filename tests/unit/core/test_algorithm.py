@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from problems import WORK
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -132,11 +133,11 @@ class Minimal(Algorithm):
 
 def test_an_algorithm_without_opinions_has_plain_defaults():
     x = torch.ones(2)
-    assert Minimal().broadcast(Minimal().init_server(x)).x_bar is x
+    assert Minimal().broadcast(Minimal().init_server(x), WORK).x_bar is x
     assert Minimal().weight(17) == 1.0
     assert Minimal().local_model(None) is None
-    assert Minimal().penalty == 0.0
-    assert not Minimal().full_start
+    assert Minimal().traits.penalty == 0.0
+    assert not Minimal().traits.full_start
     assert Minimal().g == Zero()
 
 

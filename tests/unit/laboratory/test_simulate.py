@@ -1,8 +1,10 @@
 """The laboratory, and the round it runs."""
 
+from functools import partial
+
 import pytest
 import torch
-from helpers.problems import BareEngine, Federation, close, golden, identical
+from helpers.problems import WORK, BareEngine, Federation, close, golden, identical
 
 from lightning_fed import Exact, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR
@@ -200,4 +202,6 @@ def test_an_engine_that_loses_an_answer_is_found_out():
     state, weights = ADMM.init_client(X0), dict.fromkeys(range(3), 1.0)
     engine = Lossy(dict(enumerate(CLIENTS)))
     with pytest.raises(ValueError, match="answered for 1 of 2 clients"):
-        run_round(ADMM, ADMM.init_server(X0), [0, 1], engine, lambda i: state, weights)
+        run_round(
+            ADMM, ADMM.init_server(X0), [0, 1], engine, lambda i: state, weights, partial(ADMM.broadcast, work=WORK)
+        )

@@ -109,7 +109,7 @@ def test_relaxation_is_judged_by_the_exact_range() -> None:
 def test_the_bound_is_not_told_of_others(algorithm: Algorithm) -> None:
     found = verdicts(algorithm)
     assert found.keys() == {"lr", "local_steps"}
-    assert found["local_steps"] == ("not judged" if not algorithm.penalty else "too small")
+    assert found["local_steps"] == ("not judged" if not algorithm.traits.penalty else "too small")
 
 
 def test_what_cannot_be_judged_is_not() -> None:

@@ -1,0 +1,32 @@
+"""What the rest of the system has to know about an algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts about an algorithm that decide how rounds are run, checked and judged.
+
+    Args:
+        penalty: the ``rho`` of the local problem in every round; 0 where there is none.
+        relaxation: the alpha of its Douglas-Rachford steps, 1 for plain ones; None where FedADMM's bounds do not apply.
+        everybody: whether every client has to take part in every round.
+        exchanges: how often the server asks the cohort in one round; the server's state knows which of them is due.
+        plain_sgd: why local steps have to be plain gradient steps; None if any optimiser will do.
+        no_weight_decay: why an optimiser must not add weight decay; None where it is but a part of every client's loss.
+        full_start: whether every client is asked once before round 0, as part of the initial state.
+
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> FedADMM(eta=2.0).traits.penalty, FedADMM().traits.everybody
+    (2.0, False)
+    """
+
+    penalty: float = 0.0
+    relaxation: float | None = None
+    everybody: bool = False
+    exchanges: int = 1
+    plain_sgd: str | None = None
+    no_weight_decay: str | None = None
+    full_start: bool = False

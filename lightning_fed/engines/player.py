@@ -1,0 +1,134 @@
+"""Play a round in the trainer's module, commit it, and hand the module back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_fed.core.federation import Federation
+from lightning_fed.core.layout import overwrite, parameters_of
+from lightning_fed.core.local_work import LocalWork
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import seed_global
+from lightning_fed.core.round import Outcome
+from lightning_fed.engines.selection import Choice, Setting
+from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.lightning import pl
+from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
+from lightning_fed.local.schedule import planned_batches
+from lightning_fed.local.server_snapshot import Schedule, Workspace, saving_the_server
+from lightning_fed.local.step_sizes import StepSizePlan
+from lightning_fed.sampling import Sampler
+from lightning_fed.trainer.module_state import restore_state
+
+Buffers = Literal["average", "server", "local"]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundSettings:
+    """How rounds are played.
+
+    Args:
+        work: of a visit.
+        sampler: draws cohorts.
+        buffers: ``average`` them over the cohort, keep those of the ``server``, or let clients keep their own.
+        restart_schedulers: start schedulers by step anew in every visit.
+    """
+
+    work: LocalWork
+    sampler: Sampler
+    buffers: Buffers
+    restart_schedulers: bool
+
+
+class RoundPlayer:
+    """Plays rounds of a federation in a trainer's module.
+
+    ``workspace`` is the server's side of a round while it is being played, None between rounds.
+    """
+
+    def __init__(self, trainer: pl.Trainer, federation: Federation, settings: RoundSettings, choice: Choice) -> None:
+        self.trainer, self.federation, self.settings = trainer, federation, settings
+        self.workspace: Workspace | None = None
+        self._choice, self._warnings = choice, AttributeWarnings()
+        self._step_sizes: StepSizePlan | None = None
+
+    def begin_fit(self, settings: RoundSettings) -> None:
+        """Plan visits anew: data, limits and the global seed may be others in this fit."""
+        self.settings, self._step_sizes = settings, None
+
+    def play(self, cohort: Sequence[ClientId]) -> Outcome:
+        """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
+        federation, before = self.federation, self.federation.rounds_done
+        workspace = self.workspace = Workspace(self.trainer)
+        loop: Any = self.trainer.fit_loop.epoch_loop.client_loop
+        kept = federation.store if self.settings.buffers == "local" else None
+        alone = SequentialEngine(loop, workspace, federation.layout, before, kept)
+        self._warnings.not_copied(workspace)
+        schedule = workspace.schedule
+        try:
+            outcome, average = self._averaged(self._ask(cohort, alone), alone)
+            own = None if kept is None else {cid: left.state for cid, left in alone.left.items()}
+            schedule, steps = self._advanced(alone)
+            federation.commit(outcome, average, own, steps)
+        finally:
+            federation.settle()
+            self._hand_back(alone, schedule, committed=federation.rounds_done > before)
+        return outcome
+
+    def show_server(self) -> None:
+        """Make the module hold the server's model."""
+        federation = self.federation
+        overwrite(parameters_of(self.trainer.lightning_module), federation.layout.split(federation.server.x_bar))
+
+    def _ask(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
+        """Ask the cohort, and warn of what its visits did to the module."""
+        workspace = alone.workspace
+        engine = self._choice.engine(alone, self._setting(), cohort)
+        work = replace(self.settings.work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
+        with saving_the_server(self.trainer, workspace):
+            outcome = self.federation.play(cohort, engine, work)
+        self._warnings.dropped(workspace, alone.left.values())
+        self._warnings.drew(alone.drew)
+        return outcome
+
+    def _plan(self) -> StepSizePlan:
+        if self._step_sizes is None:
+            batches = planned_batches(self.trainer, self.settings.work)
+            self._step_sizes = StepSizePlan(batches, self.federation.weights)
+        return self._step_sizes
+
+    def _setting(self) -> Setting:
+        settings, examples = self.settings, self.federation.examples
+        cohort = round(float(settings.sampler.inclusion_probabilities(len(examples)).sum()))
+        size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
+        return Setting(examples, size, cohort, settings.work, settings.buffers == "local")
+
+    def _averaged(self, outcome: Outcome, alone: SequentialEngine) -> tuple[Outcome, dict[str, Tensor] | None]:
+        """The outcome with the bytes of buffers, and their average; None where the server keeps its own."""
+        if self.settings.buffers != "average":
+            return outcome, None
+        return with_average(self.federation, outcome, alone.workspace, alone.left)
+
+    def _advanced(self, alone: SequentialEngine) -> tuple[Schedule, int]:
+        """Where schedules stand after the round, and by how much local time advances; a full start is no round."""
+        if not self.federation.started:
+            return alone.workspace.schedule, 0
+        return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
+
+    def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
+        """Restore the module as the server has it now."""
+        workspace = alone.workspace
+        if committed:
+            workspace.schedule = schedule
+        workspace.reset()
+        restore_state(self.trainer.lightning_module, self.federation.buffers)
+        if committed:
+            for appended in alone.joined:
+                workspace.state.attributes.append(appended)
+        self.workspace = None
+        self.show_server()
+        seed_global(self.settings.work.seed, self.federation.rounds_done, "server")
