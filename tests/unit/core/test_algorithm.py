@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from problems import WORK
+from helpers.problems import WORK
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
