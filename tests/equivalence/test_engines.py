@@ -54,6 +54,7 @@ def assert_warned(row: Row, way: str, found: Run) -> None:
 @pytest.mark.parametrize(("row", "way"), MATRIX)
 def test_every_way_to_train_ends_where_lightnings_own_loop_ends(row: Row, way: str) -> None:
     expected, found = run(row, "lightning"), run(row, way)
+    assert all(row.logs <= logged.keys() for logged in expected.logged)
     assert_same(row, found, expected)
     assert_warned(row, way, found)
     if way == "in C" and row.in_c is not None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import pytorch_lightning as pl
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset
@@ -71,17 +69,3 @@ def memories(server: FederatedServer) -> dict[str, Tensor]:
     assert federation is not None
     states = {"server": federation.server, **{cid: federation.store[cid].state for cid in federation.store}}
     return {f"{who}.{i}": leaf for who, state in states.items() for i, leaf in enumerate(pytree.tree_leaves(state))}
-
-
-def assert_engines_agree(algorithm: Algorithm, tolerance: float = TOLERANCE, **kwargs: Any) -> None:
-    model, compile_ = kwargs.pop("model", {}), kwargs.pop("compile", False)
-    one_by_one, first = fit("sequential", algorithm, Smooth(**model), **kwargs)
-    stacked, second = fit("vectorized", algorithm, Smooth(**model), compile=compile_, **kwargs)
-    expected, found = memories(one_by_one), memories(stacked)
-    assert expected.keys() == found.keys()
-    for name, value in expected.items():
-        assert torch.allclose(found[name].double(), value.double(), rtol=0, atol=tolerance), name
-    timeless = {k: v for k, v in first.callback_metrics.items() if k != "federated/seconds"}
-    assert {"train_loss", "train_acc", "confidence", "two"} <= timeless.keys()
-    for name, value in timeless.items():
-        assert float(second.callback_metrics[name]) == pytest.approx(float(value), abs=1e-6, rel=1e-6), name

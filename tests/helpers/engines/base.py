@@ -88,6 +88,7 @@ class Row:
         patches: attributes of the package that have other values during the fit.
         in_c: whether steps in C are written in C, or None where this is not looked at.
         tolerance: of everything that server and clients remember.
+        logs: names that are logged in every round.
         slow: whether `make quick` leaves the row out.
     """
 
@@ -105,6 +106,7 @@ class Row:
     patches: Mapping[str, Any] = field(default_factory=dict)
     in_c: bool | None = None
     tolerance: float = 1e-10
+    logs: frozenset[str] = frozenset()
     slow: bool = False
 
 

@@ -124,6 +124,20 @@ class Changes(FederatedCallback):
             homes[place]["factor"] = factor
 
 
+class Scaled(Odd):
+    """Its factor is an attribute of the class, until a callback gives the module one of its own."""
+
+    factor = 1.0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.factor * super().loss(x, y)
+
+
+class Scales(FederatedCallback):
+    def on_round_start(self, trainer: Any, module: Any, round: int, cohort: Any) -> None:
+        module.factor = 1.0 + round
+
+
 def changing(place: str) -> type[Settings]:
     return type("Settings", (Settings,), {"place": place})
 
@@ -236,6 +250,7 @@ LOSSES = [
     Row("a mean at first: flooded", Flood, options={"local_steps": 40}, ways=STACKED),
     Row("a mean at first: rare class", Weighs, data=rare, options={"local_steps": 40}, ways=STACKED),
     *(Row(f"changed between rounds in {place}", changing(place), callbacks=lambda: [Changes()]) for place in PLACES),
+    Row("changed between rounds in the class", Scaled, callbacks=lambda: [Scales()]),
     Row("samples of different shapes", Pools, data=series),
     Row("sum over a plain number", Divided, in_c=True),
     Row("gradient zero but for rounding", Pairs),

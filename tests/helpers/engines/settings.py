@@ -86,6 +86,7 @@ def smooth(name: str, algorithm: Any = None, model: dict[str, Any] | None = None
         lambda: Smooth(**(model or {})),
         algorithm or FedADMM(eta=0.5),
         lambda: even(batch_size=clients),
+        logs=frozenset({"train_loss", "train_acc", "confidence", "two"}),
         **{"rounds": 3, "options": options, "ways": STACKED, **kwargs},
     )
 
@@ -98,6 +99,7 @@ def linear(name: str, algorithm: Any = None, model: dict[str, Any] | None = None
         lambda: Regression(**(model or {})),
         algorithm or FedADMM(eta=0.5),
         lambda: uneven(sizes),
+        logs=frozenset({"train_loss", "samples", "train_error"}),
         **{"ways": STACKED, **kwargs},
     )
 
@@ -151,6 +153,8 @@ OF_A_NETWORK = [
         rounds=6,
         in_c=True,
     ),
+    smooth("epochs", options=EPOCHS, in_c=True),
+    smooth("epochs, adam", model={"optimizer": "adam"}, options=EPOCHS, tolerance=1e-9, slow=True),
     smooth("small blocks", patches=SMALL_BLOCKS, in_c=True),
     *(
         smooth(
