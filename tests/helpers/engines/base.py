@@ -118,7 +118,7 @@ class Run:
         memory: everything that server and clients remember, by name.
         logged: what is known after each round, but for how long it took.
         warned: warnings, but for Lightning's about itself.
-        told: messages of the log.
+        told: messages of the log, and of the choice of an engine.
         calls: the number of clients in each call of C code.
     """
 
@@ -170,18 +170,19 @@ def run(row: Row, way: str) -> Run:
         calls.append(len(client[0]))
         return call(self, client, *rest)
 
-    logging.getLogger().addHandler(told)  # Lightning has loggers of its own
+    log.addHandler(told)
     log.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("always")
             patch.setattr(Steps, "__call__", counted)
+            patch.setattr("lightning_fed.engines.selection.rank_zero_info", told.texts.append)  # Lightning's own log
             for name, value in row.patches.items():
                 patch.setattr(name, value)
             server = FederatedServer(row.algorithm, **options)
             quiet_trainer(server, row.rounds, callbacks=callbacks, **row.trainer).fit(module, datamodule=row.data())
     finally:
-        logging.getLogger().removeHandler(told)
+        log.removeHandler(told)
         log.setLevel(level)
     warned = [text for text in (str(w.message) for w in caught) if not re.match(TALK, text)]
     memory = {name: tensor.clone() for name, tensor in memories(server).items()}  # not in the memory of workers
