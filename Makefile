@@ -24,10 +24,11 @@ types: $(VENV)/.dev
 	cd build/types && ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 pytest: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile --doctest-modules --pyargs lightning_fed tests $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal --doctest-modules --pyargs lightning_fed tests $(ARGS)
 
+# unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
 quick: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/property tests/equivalence $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/unit tests/property tests/equivalence $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

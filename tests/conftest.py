@@ -1,4 +1,7 @@
-"""Every test runs in its own folder, offline, on one thread, with nothing left in the environment."""
+"""Every test runs in its own folder, offline, on one thread, with nothing left in the environment.
+
+What is compiled and converted in a run is kept for the whole of it, in a folder of pytest's that all processes share.
+"""
 
 import os
 
@@ -22,14 +25,29 @@ logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 PRIVATE = ("WANDB_API_KEY", "NETRC", "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
 
+@pytest.fixture(scope="session")
+def run_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of a run of tests: the same folder in every process of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, _clean_surroundings: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that only this test has: for tests of the cache itself."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(cache))
+    return cache
+
+
 @pytest.fixture(autouse=True)
-def _clean_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _clean_surroundings(tmp_path: Path, run_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for name in PRIVATE:
         monkeypatch.delenv(name, raising=False)
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(run_cache))
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

@@ -226,7 +226,7 @@ def tracked() -> dict[str, str]:
     from lightning_fed.tracking import AutoWandbLogger
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from wandb_reader import read_run
+    from helpers.wandb_reader import read_run
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": folder}

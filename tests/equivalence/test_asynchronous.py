@@ -4,10 +4,10 @@ import heapq
 
 import numpy as np
 import pytest
-import references
+from helpers import references
+from helpers.problems import LAW, close, federations, golden, gradient, identical, in_numpy, random_clients
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, close, federations, golden, gradient, identical, in_numpy, random_clients
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedDR, FedDRII, FedPD

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import references
 import torch
+from helpers import references
+from helpers.problems import LAW, close, federations, gradient, in_numpy, random_clients, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, close, federations, gradient, in_numpy, random_clients, seeds
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedDRII, FedDualAvg, FedDyn, FedLin, FedMid, FedPD, Scaffold

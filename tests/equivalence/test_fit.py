@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import LeastSquares, least_squares, quiet_trainer, x_of
+from helpers.modules import LeastSquares, least_squares, quiet_trainer, x_of
 from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, simulate

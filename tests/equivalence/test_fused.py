@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import classification, quiet_trainer
+from helpers.modules import classification, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -1,8 +1,8 @@
 """The golden table: numbers computed once, outside this package, for three clients in the plane."""
 
 import pytest
-import references
-from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
+from helpers import references
+from helpers.problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedDRII, FedProx

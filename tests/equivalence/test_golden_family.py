@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import references
 import torch
-from problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
+from helpers import references
+from helpers.problems import DOUGLAS_RACHFORD_FULL, FULL, PARTIAL, PEACEMAN_RACHFORD_FULL, close, golden, in_numpy
 from torch import Tensor
 
 from lightning_fed import Exact, GradientDescent, simulate

@@ -2,11 +2,22 @@
 
 import numpy as np
 import pytest
-import references
 import torch
+from helpers import references
+from helpers.problems import (
+    LAW,
+    close,
+    federations,
+    gradient,
+    identical,
+    in_numpy,
+    random_clients,
+    schedule,
+    seeds,
+    shares,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, close, federations, gradient, identical, in_numpy, random_clients, schedule, seeds, shares
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm, feddr

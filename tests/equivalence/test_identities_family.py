@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
+from helpers.problems import LAW, WORK, close, federations, gradient, identical, random_clients, schedule, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, WORK, close, federations, gradient, identical, random_clients, schedule, seeds
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import (

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
+from helpers.reuse import alone as alone_of
+from helpers.zoo import ZOO
+from helpers.zoo.base import Entry, Tiny
+from helpers.zoo.clocks import CLOCKS
+from helpers.zoo.oracle import SEED, State, alone, federate, state_of
+from helpers.zoo.runs import COHORTS, Fixed, attributes_of, federated, run, same
+from helpers.zoo.state import STATE, ClampsAtEpochEnd
 from pytorch_lightning.callbacks import ModelCheckpoint
-from reuse import alone as alone_of
-from zoo import ZOO
-from zoo.base import Entry, Tiny
-from zoo.clocks import CLOCKS
-from zoo.oracle import SEED, State, alone, federate, state_of
-from zoo.runs import COHORTS, Fixed, attributes_of, federated, run, same
-from zoo.state import STATE, ClampsAtEpochEnd
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedAvg
@@ -60,8 +60,9 @@ def test_a_federation_is_a_plain_trainer_per_client_and_a_mean(entry: Entry) -> 
     oracle, found = federate(entry, COHORTS), run(entry)
     begin = oracle.visits[0, "a"]
     assert any(not torch.equal(oracle.rounds[0][name], begin[name]) for name in oracle.trained), "everybody is alike"
-    for visit, end in oracle.visits.items():
-        assert_close(found.visits[visit], end)
+    for (k, cid), end in oracle.visits.items():
+        assert_close(found.visits[k, cid], end)
+        assert k or same(found.visits[k, cid], end), "the first visits begin alike, and must end alike to the bit"
     for state, expected in zip(found.rounds, oracle.rounds, strict=True):
         assert_close(state, expected)
 
@@ -130,13 +131,15 @@ def test_auto_is_sequential(entry: Entry) -> None:
     assert same(auto.attributes, expected.attributes)
 
 
+@pytest.mark.slow
 @every(SHARED)
-def test_workers_are_sequential(entry: Entry) -> None:
+def test_workers_are_sequential_and_warn_as_one_process_does(entry: Entry) -> None:
     shared, expected = run(entry, workers=2), run(entry)
     assert same(shared.state, expected.state)
     assert same(shared.replies, expected.replies)
     assert shared.logged == pytest.approx(expected.logged, rel=1e-6)
     assert same(shared.attributes, expected.attributes)
+    assert_warned(entry, shared.warned)
 
 
 @every(TRAINED)
@@ -167,11 +170,6 @@ def test_what_cannot_be_shared_is_refused(entry: Entry) -> None:
 @every(TRAINED)
 def test_one_warning_names_what_is_lost_and_there_are_no_others(entry: Entry) -> None:
     assert_warned(entry, run(entry).warned)
-
-
-@every(SHARED)
-def test_workers_warn_as_one_process_does(entry: Entry) -> None:
-    assert_warned(entry, run(entry, workers=2).warned)
 
 
 def assert_warned(entry: Entry, warned: list[str]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from c_steps import needs_compiler
-from modules import Witness, quiet_trainer
-from stacks import TOLERANCE, memories
+from helpers.c_steps import needs_compiler
+from helpers.modules import Witness, quiet_trainer
+from helpers.stacks import TOLERANCE, memories
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -312,16 +311,6 @@ def _less_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(autouse=True)
-def _compile_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(compiled))
-
-
 def each(name: str, kinds: Sequence[Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(name, kinds, ids=lambda kind: getattr(kind, "__name__", type(kind).__name__))
 
@@ -342,7 +331,7 @@ def test_a_loss_that_compares_samples_is_nobodys_mean_over_samples(kind: type[Sp
     assert not any(is_a_mean(kind(), dataset) for dataset in federation(kind, None).splits["train"].values())
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in POSITIONS[1:])])
 @each("kind", SPECIAL)
 def test_a_special_client_is_trained_on_its_own_loss_at_any_position(kind: type[Special], position: int) -> None:
     """Every kind at every position, recorded and in C; algorithms and budgets take turns."""

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.modules import Net, classification, quiet_trainer, x_of
+from helpers.problems import LAW, Federation, close, federations, golden, identical, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from modules import Net, classification, quiet_trainer, x_of
-from problems import LAW, Federation, close, federations, golden, identical, seeds
 
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedAvg, FedPAQ, FedProx

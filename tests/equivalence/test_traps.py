@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import references
 import torch
+from helpers import references
+from helpers.problems import LAW, close, gradient, identical, in_numpy, random_clients, schedule, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, close, gradient, identical, in_numpy, random_clients, schedule, seeds
 
 from lightning_fed import Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR

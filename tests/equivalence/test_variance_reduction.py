@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import pytorch_lightning as pl
-import references
 import torch
+from helpers import references
+from helpers.modules import LeastSquares, Net, classification, least_squares, quiet_trainer, x_of
+from helpers.problems import LAW, close, gradient, random_clients, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from modules import LeastSquares, Net, classification, least_squares, quiet_trainer, x_of
-from problems import LAW, close, gradient, random_clients, seeds
 from torch import Tensor
 
 from lightning_fed import FederatedDataModule, FederatedServer, FiniteSum, GradientDescent, Quadratic, simulate

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torchmetrics import MeanMetric
@@ -79,7 +79,7 @@ def everything(server: FederatedServer, trainer: pl.Trainer) -> dict[str, Any]:
     [FedADMM(eta=1.0), FedAvg(stragglers=0.4), Scaffold(1), FedLin(), Compressed(FedADMM(eta=1.0), TopK(9))],
     ids=lambda algorithm: type(algorithm).__name__,
 )
-@pytest.mark.parametrize("buffers", ["average", "local"])
+@pytest.mark.parametrize("buffers", ["average", pytest.param("local", marks=pytest.mark.slow)])
 def test_workers_give_the_same_bits(algorithm: Algorithm, buffers: Any) -> None:
     model = {"optimizer": "sgd"} if isinstance(algorithm, FedLin) else {}
     one, first = fit(1, algorithm, Talkative(**model), buffers=buffers)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import pytorch_lightning as pl
 import torch
-from drawn import positions
-from modules import Net, classification, quiet_trainer
+from helpers.drawn import positions
+from helpers.modules import Net, classification, quiet_trainer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from drawn import batches
-from modules import LeastSquares, Net, classification, least_squares, quiet_trainer, x_of
+from helpers.drawn import batches
+from helpers.modules import LeastSquares, Net, classification, least_squares, quiet_trainer, x_of
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parameters_to_vector, vector_to_parameters
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer, x_of
+from helpers.modules import Net, classification, quiet_trainer, x_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.tuner import Tuner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer, x_of
+from helpers.modules import Net, classification, quiet_trainer, x_of
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 

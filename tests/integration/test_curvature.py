@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from bowls import SPECTRA, Bowl, Slope, bowls, symmetric
-from evaluated import Counting, ManualValidated, Metrics, Noisy
-from modules import Net, classification, quiet_trainer, x_of
+from helpers.bowls import SPECTRA, Bowl, Slope, bowls, symmetric
+from helpers.evaluated import Counting, ManualValidated, Metrics, Noisy
+from helpers.modules import Net, classification, quiet_trainer, x_of
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 

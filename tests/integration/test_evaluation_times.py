@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from evaluated import (
+from helpers.evaluated import (
     rows_of,
     server,
     table_of,
 )
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
 

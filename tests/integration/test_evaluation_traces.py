@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from evaluated import (
+from helpers.evaluated import (
     Bare,
     Collection,
     Counting,
@@ -24,7 +24,7 @@ from evaluated import (
     rows_of,
     server,
 )
-from modules import Net, Witness, classification, quiet_trainer, x_of
+from helpers.modules import Net, Witness, classification, quiet_trainer, x_of
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 from torchmetrics import Metric

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from evaluated import (
+from helpers.evaluated import (
     ACCURACY,
     blank,
     metrics_of,
@@ -17,7 +17,7 @@ from evaluated import (
     server,
     table_of,
 )
-from modules import Net, Witness, classification, measured, quiet_trainer, x_of
+from helpers.modules import Net, Witness, classification, measured, quiet_trainer, x_of
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
+from helpers.reuse import assert_same
 from pytorch_lightning.callbacks import ModelCheckpoint
-from reuse import assert_same
 from torch import Tensor
 from torchmetrics.classification import MulticlassAccuracy
 

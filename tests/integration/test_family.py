@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import LeastSquares, Net, Witness, classification, least_squares, quiet_trainer, x_of
+from helpers.modules import LeastSquares, Net, Witness, classification, least_squares, quiet_trainer, x_of
 from torch import Tensor
 
 from lightning_fed import FederatedServer, GradientDescent, Quadratic, simulate

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from femnist_files import arrays, caches, people, write_leaf, write_npz, write_split
-from modules import Witness, measured, quiet_trainer, x_of
+from helpers.femnist_files import arrays, caches, people, write_leaf, write_npz, write_split
+from helpers.modules import Witness, measured, quiet_trainer, x_of
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
@@ -23,6 +23,8 @@ from lightning_fed.datamodules.femnist import sources
 from lightning_fed.datamodules.femnist.characters import Block, Characters
 
 SOME = people(3, zoe=6, ann=4, bob=5)
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Linear(pl.LightningModule):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers.modules import Net, classification, quiet_trainer
 from matplotlib.figure import Figure
-from modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor

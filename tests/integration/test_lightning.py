@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from drawn import batches
-from modules import Net, classification, quiet_trainer, x_of
+from helpers.drawn import batches
+from helpers.modules import Net, classification, quiet_trainer, x_of
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, Timer
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor

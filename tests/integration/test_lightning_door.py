@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
 from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.precision import Precision
 from torchmetrics import MeanMetric

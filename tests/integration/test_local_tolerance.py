@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from evaluated import Manual, ManualValidated, metrics_of
-from modules import LeastSquares, Net, Witness, classification, least_squares, quiet_trainer, x_of
+from helpers.evaluated import Manual, ManualValidated, metrics_of
+from helpers.modules import LeastSquares, Net, Witness, classification, least_squares, quiet_trainer, x_of
 from torch import Tensor, nn
 
 from lightning_fed import FederatedServer, GradientDescent, simulate

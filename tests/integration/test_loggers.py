@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import wandb
-from modules import Net, Witness, classification, measured, quiet_trainer
+from helpers.modules import Net, Witness, classification, measured, quiet_trainer
+from helpers.wandb_reader import read_run
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb_reader import read_run
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM

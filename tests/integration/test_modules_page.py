@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from zoo import ZOO
-from zoo.table import tables
+from helpers.zoo import ZOO
+from helpers.zoo.table import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "modules.md"
 
@@ -24,4 +24,4 @@ def test_every_row_names_an_entry_and_every_entry_has_a_row() -> None:
 
 def test_the_page_says_what_the_tests_show() -> None:
     text = PAGE.read_text()
-    assert text[text.index("## ") :] == tables(), "write the tables anew: (cd tests && python -m zoo.table)"
+    assert text[text.index("## ") :] == tables(), "write the tables anew: (cd tests && python -m helpers.zoo.table)"

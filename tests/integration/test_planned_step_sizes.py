@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 
 from lightning_fed import Exact, FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import Compressed, FedAvg

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from torch import Tensor
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from wandb_reader import read_run
+from helpers.wandb_reader import read_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pruning.py"
 EX = SimpleNamespace(**runpy.run_path(str(EXAMPLE)))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import classification, quiet_trainer, x_of
-from reuse import SEED, Plain, Visits, alone, assert_same, plainly_trained
+from helpers.modules import classification, quiet_trainer, x_of
+from helpers.reuse import SEED, Plain, Visits, alone
 from torch import Tensor
 
 from lightning_fed import FederatedDataModule, FederatedServer
@@ -125,19 +125,6 @@ MODULES = [
 returning_none = pytest.mark.filterwarnings("ignore:.*`training_step` returned `None`")
 # Lightning says which of two implementations it takes, although the datamodule has none
 two_hooks = pytest.mark.filterwarnings("ignore:You have overridden `on_.*_batch_transfer` in `LightningModule`")
-
-
-@two_hooks
-@returning_none
-@pytest.mark.parametrize("kind", MODULES)
-def test_a_lone_client_trains_bitwise_as_a_plain_trainer_does(kind: type[pl.LightningModule]) -> None:
-    data = alone(classification(4), "c3")
-    untrained = kind().state_dict()
-    plain = plainly_trained(kind(), data, "c3", rounds=1)
-    assert not torch.equal(plain["net.0.weight"], untrained["net.0.weight"])
-    visits = Visits()
-    quiet_trainer(FederatedServer(FedAvg(), seed=SEED), 1, callbacks=[visits]).fit(kind(), datamodule=data)
-    assert_same(visits.ends[0][2], plain)
 
 
 @two_hooks

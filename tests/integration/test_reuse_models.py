@@ -9,9 +9,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchvision
-from drawn import batches
-from modules import quiet_trainer, x_of
-from reuse import SEED, Visits, alone, assert_same, plainly_trained
+from helpers.drawn import batches
+from helpers.modules import quiet_trainer, x_of
+from helpers.reuse import SEED, Visits, alone, assert_same, plainly_trained
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.data import TensorDataset

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import classification, quiet_trainer
+from helpers.modules import classification, quiet_trainer
+from helpers.reuse import SEED, Plain, Visits, alone, assert_same, plainly_trained
 from pytorch_lightning.callbacks import GradientAccumulationScheduler
-from reuse import SEED, Plain, Visits, alone, assert_same, plainly_trained
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 

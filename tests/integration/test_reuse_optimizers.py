@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import classification, quiet_trainer, x_of
-from reuse import SEED, Visits, alone, assert_same, plainly_trained
+from helpers.modules import classification, quiet_trainer, x_of
+from helpers.reuse import SEED, Visits, alone, assert_same, plainly_trained
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -18,7 +18,7 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 import torch, pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import FederatedCallback

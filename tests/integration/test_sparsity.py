@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import wandb
-from modules import Net, Witness, classification, quiet_trainer
+from helpers.modules import Net, Witness, classification, quiet_trainer
+from helpers.wandb_reader import read_run
 from pytorch_lightning.loggers import WandbLogger
 from torch import nn
-from wandb_reader import read_run
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM

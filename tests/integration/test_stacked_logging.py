@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from c_steps import needs_compiler
-from modules import quiet_trainer
+from helpers.c_steps import needs_compiler
+from helpers.modules import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MaxMetric, MeanAbsoluteError, MeanMetric, MeanSquaredError, Metric, SumMetric
@@ -135,16 +134,6 @@ def _less_to_collect() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(autouse=True)
-def _compile_once(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LIGHTNING_FED_CACHE", str(compiled))
 
 
 # Numbers.

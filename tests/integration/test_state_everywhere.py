@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import classification, quiet_trainer, x_of
+from helpers.modules import classification, quiet_trainer, x_of
 from pytorch_lightning.callbacks import ModelPruning
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from bowls import Bowl, bowls
-from evaluated import Manual, blank, metrics_of, rows_of
-from modules import Net, Witness, classification, quiet_trainer
+from helpers.bowls import Bowl, bowls
+from helpers.evaluated import Manual, blank, metrics_of, rows_of
+from helpers.modules import Net, Witness, classification, quiet_trainer
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import quiet_trainer
+from helpers.modules import quiet_trainer
+from helpers.reuse import alone as alone_of
+from helpers.zoo.base import Entry, Manual, Tiny, vectors
+from helpers.zoo.clocks import CLOCKS, Cosine, ScheduledByHand
+from helpers.zoo.oracle import SEED, Epochs, plainly, state_of
+from helpers.zoo.runs import Fixed
 from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
-from reuse import alone as alone_of
-from zoo.base import Entry, Manual, Tiny, vectors
-from zoo.clocks import CLOCKS, Cosine, ScheduledByHand
-from zoo.oracle import SEED, Epochs, plainly, state_of
-from zoo.runs import Fixed
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedAvg

@@ -8,12 +8,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import wandb
+from helpers.modules import Net, Witness, classification, quiet_trainer
+from helpers.wandb_reader import OfflineRun, read_run
 from matplotlib.figure import Figure
-from modules import Net, Witness, classification, quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor, nn
-from wandb_reader import OfflineRun, read_run
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedAvg, FedDR, FedLin, FedPAQ, Scaffold

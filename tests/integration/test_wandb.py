@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import wandb
-from modules import Net, Witness, classification, measured, quiet_trainer
+from helpers.modules import Net, Witness, classification, measured, quiet_trainer
+from helpers.wandb_reader import FOLDERS, OfflineRun, read_run, wandb_at
 from pytorch_lightning.loggers import WandbLogger
 from torch import Tensor, nn
-from wandb_reader import FOLDERS, OfflineRun, read_run, wandb_at
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import wandb
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
+from helpers.wandb_reader import BLOCK, read_run, wandb_at
 from pytorch_lightning.loggers import WandbLogger
-from wandb_reader import BLOCK, read_run, wandb_at
 
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.tracking import AutoWandbLogger, has_wandb_key

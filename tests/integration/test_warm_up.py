@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from modules import LeastSquares, Witness, least_squares, quiet_trainer
+from helpers.modules import LeastSquares, Witness, least_squares, quiet_trainer
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, FedAvg, FedDualAvg, FedMid

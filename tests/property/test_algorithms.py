@@ -1,12 +1,10 @@
-"""Laws that every algorithm obeys, over the one list `ALGORITHMS` of tests/problems.py."""
+"""Laws that every algorithm obeys, over the one list `ALGORITHMS` of tests/helpers/problems.py."""
 
 import io
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from problems import (
+from helpers.problems import (
     ALGORITHMS,
     EACH,
     MEANS,
@@ -28,6 +26,8 @@ from problems import (
     solver_for,
     variables_of,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_fed import simulate
 from lightning_fed.algorithms import Compressed

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from problems import (
+from helpers.problems import (
     ALGORITHMS,
     EACH,
     WORK,
@@ -17,6 +15,8 @@ from problems import (
     seeds,
     shares,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from lightning_fed import GradientDescent, simulate

@@ -1,9 +1,9 @@
 """A run that goes on from an earlier one is the run that was never stopped, bit for bit."""
 
 import pytest
+from helpers.problems import ALGORITHMS, EACH, allowed, cohorts_of, federations, golden, identical, name_of
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import ALGORITHMS, EACH, allowed, cohorts_of, federations, golden, identical, name_of
 
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDR, FedPAQ, FedProx

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.memories import content, files, fresh, memory, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memories import content, files, fresh, memory, plain
 
 from lightning_fed.store import DiskStore, commit, verify_snapshot
 from lightning_fed.store import files as store_files

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from femnist_files import arrays, characters, people, people_of, same, shard, write_npz
+from helpers.femnist_files import arrays, characters, people, people_of, same, shard, write_npz
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from problems import ALGORITHMS
+from helpers.problems import ALGORITHMS
 
 from lightning_fed.algorithms import (
     FedADMM,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.modules import Net, classification, quiet_trainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from modules import Net, classification, quiet_trainer
 from torch import Tensor
 from torch.utils.data import TensorDataset
 

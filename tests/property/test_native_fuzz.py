@@ -139,7 +139,9 @@ def stepped(program: list[Stage]) -> Callable[..., list[Tensor]]:
     return step
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
+)
 @few
 @given(shapes, shapes, st.integers(1, 9), stages, st.integers(0, 2**32 - 1))
 def test_random_steps_are_torchs(

@@ -9,8 +9,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from problems import close
-from prox_references import LAYOUT, D, conjugate_prox, where
+from helpers.problems import close
+from helpers.prox_references import LAYOUT, D, conjugate_prox, where
 
 from lightning_fed.core import hyper_parameters
 from lightning_fed.prox import (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from problems import close
+from helpers.problems import close
 
 from lightning_fed.core.layout import Layout
 from lightning_fed.prox import (

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from helpers.problems import LAW, golden, name_of, random_clients, seeds, solver_for
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, golden, name_of, random_clients, seeds, solver_for
 
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedDR, FedDRII, FedDualAvg, FedMid

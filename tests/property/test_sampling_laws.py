@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from helpers.problems import LAW, seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import LAW, seeds
 
 from lightning_fed.sampling import (
     Available,

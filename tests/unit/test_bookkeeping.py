@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from problems import WORK
+from helpers.problems import WORK
 from pytorch_lightning.loggers import WandbLogger
 from torch import nn
 

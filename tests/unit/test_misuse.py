@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import golden
+from helpers.problems import golden
 
 from lightning_fed import GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedDR

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from memories import content, files, fresh, large, memory
+from helpers.memories import content, files, fresh, large, memory
 
 from lightning_fed.store import (
     DamagedCheckpointError,

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from memories import State, content, files, fresh, large, memory, plain
+from helpers.memories import State, content, files, fresh, large, memory, plain
 
 from lightning_fed.core.memory import Cost, Memory, MemoryStore
 from lightning_fed.store import DiskStore, LeaseError, WriteError, durable, read, verify_snapshot

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 import torch
-from memories import content, files, fresh, large, memory
+from helpers.memories import content, files, fresh, large, memory
 
 from lightning_fed.store import DiskStore, Lease, WriteError, durable, read_sealed, write_sealed
 

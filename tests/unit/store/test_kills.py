@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from memories import content, files, fresh, killed_at, memory, plain
+from helpers.memories import content, files, fresh, killed_at, memory, plain
 
 from lightning_fed.store import DiskStore, durable, read_sealed, verify_snapshot, write_sealed
 from lightning_fed.store import files as store_files

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from memories import plain
+from helpers.memories import plain
 
 from lightning_fed.core.memory import Cost, Memory
 from lightning_fed.store import DiskStore, Location, Record, durable, read
@@ -107,7 +107,7 @@ def test_old_layouts_are_adapted_when_they_are_read(tmp_path):
     def build(tensors, layout):
         return {name: torch.cat([t, torch.zeros(1)]) if layout == 0 else t for name, t in tensors.items()}
 
-    from memories import State
+    from helpers.memories import State
 
     with DiskStore(tmp_path, lambda: None, build=build) as store:
         store.commit(0, {"a": Memory(State(torch.ones(1), torch.ones(1)), 1)})

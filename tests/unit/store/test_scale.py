@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from memories import State, files
+from helpers.memories import State, files
 
 from lightning_fed.core.memory import Memory
 from lightning_fed.store import DiskStore

@@ -1,0 +1,1 @@
+"""What tests share: modules, problems, references, readers; nothing here is collected."""
