@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fed import FederatedDataModule
-from lightning_fed.algorithms import FedAvg
 from lightning_fed.callbacks import TheoryMeter
 
 
@@ -320,18 +317,3 @@ def test_workers_tell_how_exact_answers_are(options: dict[str, Any]) -> None:
     expected = fit(Odd, TheoryMeter(every=1), **options)
     assert "theory/residual_max" in expected[1]
     assert_same(expected, fit(Odd, TheoryMeter(every=1), workers=2, **options))
-
-
-class Normalised(Odd):
-    def build(self) -> None:
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(super().forward(x))
-
-
-def test_buffers_of_clients_do_not_keep_what_came_with_them() -> None:
-    kept = fit(Normalised, workers=2, buffers="local", algorithm=FedAvg(), local_steps=1)
-    gc.collect()
-    assert kept
-    assert "memfd:lightning_fed" not in Path("/proc/self/maps").read_text()
