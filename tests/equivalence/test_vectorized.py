@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedPAQ, FedProx
 from lightning_fed.callbacks import FederatedCallback
-from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.sampling import Bernoulli
 from lightning_fed.transforms import TopK
@@ -131,10 +131,10 @@ def test_steps_in_place_touch_neither_questions_nor_earlier_answers(
     module = Smooth(optimizer=optimizer)
     seen: list[tuple[Tensor | None, Tensor]] = []
 
-    def watched(local: StackedLocal, questions: Questions, plans: Any) -> Answers:
-        given = [questions.start, questions.constant]
+    def watched(local: StackedLocal, problem: StackedProblem, plans: Any) -> Answers:
+        given = [problem.start, problem.constant]
         before = [None if part is None else part.clone() for part in given]
-        answers = solve(local, questions, plans)
+        answers = solve(local, problem, plans)
         seen.extend((part, kept) for part, kept in zip(given, before, strict=True) if kept is not None)
         seen.append((answers.x, answers.x.clone()))
         return answers

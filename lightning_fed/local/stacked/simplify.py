@@ -16,7 +16,6 @@ from lightning_fed.local.native.codegen.views import VIEWS
 
 aten = torch.ops.aten
 
-_COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
 #: Results that depend on their tensors' shapes alone.
 _BY_SHAPE = {
     aten.ones_like.default,
@@ -34,9 +33,9 @@ def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
         drop_factors(recorded)
         recorded.recompile()
         recorded = make_fx(recorded)(*inputs)  # with the strides it has now
-        for a_pass in (drop_identities, fold_constants, drop_ones, shorten_sums, merge_views, merge_equals):
-            a_pass(recorded)
-            recorded.graph.eliminate_dead_code()
+        fold_constants(recorded)
+        merge_views(recorded)
+        recorded.graph.eliminate_dead_code()
     recorded.recompile()
     return recorded
 
@@ -70,13 +69,6 @@ def drop_factors(recorded: GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
 
 
-def drop_identities(recorded: GraphModule) -> None:
-    """Drop views that change nothing, and copies that are never written to."""
-    for node in operators(recorded.graph):
-        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
-            node.replace_all_uses_with(node.args[0])
-
-
 def fold_constants(recorded: GraphModule) -> None:
     """Tensors that are the same in every step are made once."""
     known: dict[Node, Tensor] = {}
@@ -97,28 +89,6 @@ def fold_constants(recorded: GraphModule) -> None:
             node.replace_all_uses_with(kept)
 
 
-def drop_ones(recorded: GraphModule) -> None:
-    """Products with a constant that is 1 everywhere."""
-    for node in operators(recorded.graph):
-        if node.target is not aten.mul.Tensor or not all(isinstance(arg, Node) for arg in node.args):
-            continue
-        for ones, other in (node.args, node.args[::-1]):
-            is_one = ones.op == "get_attr" and bool((getattr(recorded, ones.target) == 1).all())
-            if is_one and _same(node, other):
-                node.replace_all_uses_with(other)
-                break
-
-
-def shorten_sums(recorded: GraphModule) -> None:
-    """Sums over dimensions of size 1 are views."""
-    for node in operators(recorded.graph):
-        if node.target is not aten.sum.dim_IntList or not node.args[1]:
-            continue
-        source = node.args[0]
-        if all(source.meta["val"].shape[dim] == 1 for dim in node.args[1]) and _dtype(node) == _dtype(source):
-            _viewed(recorded.graph, node, source)
-
-
 def merge_views(recorded: GraphModule) -> None:
     """Views of views are views of the first tensor, or the tensor itself."""
     for node in operators(recorded.graph):
@@ -131,15 +101,6 @@ def merge_views(recorded: GraphModule) -> None:
                 break
             if len(chain) > 2 and source is not chain[1] and _viewed(recorded.graph, node, source):
                 break
-
-
-def merge_equals(recorded: GraphModule) -> None:
-    """Equal operators on equal tensors are computed once."""
-    seen: dict[tuple[Any, str, str], Node] = {}
-    for node in operators(recorded.graph):
-        first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
 
 
 def bound(graph: GraphModule) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from lightning_fed.local.native.codegen.matmul import LANES
 from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
 from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.phases import Parts
-from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
 from lightning_fed.local.stacked.recorder import Graph, Graphs
 from lightning_fed.local.stacked.stack import Direction, Stack, power_of_two, rounded, stacked_optimizer
@@ -62,7 +62,6 @@ class StackedLocal:
         self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
         self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
         self.given_up = False
-        self.alike = True  # as long as all clients of a stack are known to do the same
 
     def give_up(self, error: Exception) -> None:
         """Stop stacking from the next round on: clients that work one by one did not work as a stack."""
@@ -74,21 +73,21 @@ class StackedLocal:
                 stacklevel=2,
             )
 
-    def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
+    def solve(self, problem: StackedProblem, plans: Sequence[Plan]) -> Answers:
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
         plans = [plan.transformed() for plan in plans]
         stacks = self._stacks(plans)
-        x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
+        x, losses = torch.empty_like(problem.start), [0.0] * len(plans)
         for ids in stacks:
             whole = len(stacks) == 1
-            own = questions if whole else questions.of_some(ids)
+            own = problem if whole else problem.of_some(ids)
             size = max(plans[i].batch_size for i in ids)
             found, own_losses = _Run(self, own, [plans[i].widened(size) for i in ids], ids, log).go()
             x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
             for i, loss in zip(ids, own_losses, strict=True):
                 losses[i] = loss
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
-        return Answers(questions, x, losses, lr, log)
+        return Answers(x, losses, lr, log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
         """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
@@ -159,21 +158,21 @@ class _Run:
     """
 
     def __init__(
-        self, local: StackedLocal, questions: Questions, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
+        self, local: StackedLocal, problem: StackedProblem, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
     ) -> None:
-        self.local, self.questions, self.log = local, questions, log
+        self.local, self.problem, self.log = local, problem, log
         self.trainer, self.layout = local.trainer, local.layout
         self.optimizer = self.trainer.optimizers[0]
-        self.plain = is_plain(self.optimizer) and not questions.mapped
+        self.plain = is_plain(self.optimizer) and not problem.mapped
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
         self.real, self.samples = len(plans), plans[0].samples
         self.m = self._room(plans)
         self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
         self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
-        self.x = self._filled(questions.start)
+        self.x = self._filled(problem.start)
         self.params = self._split(self.x)
-        self.constant = None if questions.constant is None else self._filled(questions.constant)
-        self.direction = Direction(self.trainer, questions.rho)
+        self.constant = None if problem.constant is None else self._filled(problem.constant)
+        self.direction = Direction(self.trainer, problem.rho)
         self.shared = local.loss.shared()
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.totals = torch.zeros(self.m, dtype=torch.float64)
@@ -245,7 +244,7 @@ class _Run:
         prepared = parts.before(self.shared, data)
         fed, views, left = parts.fed(prepared), parts.views(*self.params), []
         for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
-            at = views if not self.questions.mapped else parts.views(*self._at(first + t))
+            at = views if not self.problem.mapped else parts.views(*self._at(first + t))
             gradient, *rest = parts.step(*at, *self.shared, *own)
             self._advance(gradient, sizes[t])
             left.append(rest)
@@ -326,7 +325,7 @@ class _Run:
         return self._mapped("evaluate_at", step * self.lr)
 
     def _mapped(self, name: str, argument: float) -> Stack:
-        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
+        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.problem.mapped]
         if not any(maps):
             return self.params
         rows = zip(self.x, maps, strict=False)
