@@ -147,15 +147,13 @@ def test_steps_in_place_touch_neither_questions_nor_earlier_answers(
         torch.testing.assert_close(tensor, kept, rtol=0, atol=0)
 
 
-def test_a_loss_that_is_divided_by_a_plain_number_is_taken_apart(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_is_divided_by_a_plain_number_is_taken_apart() -> None:
     class Divided(Smooth):
         def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
             losses = torch.nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum")
             return losses / len(batch[1])
 
-    caplog.set_level("INFO", logger="lightning_fed")
     found, _ = fit("vectorized", FedADMM(), Divided())
-    assert "replayed as recorded" not in caplog.text
     expected, _ = fit("sequential", FedADMM(), Divided())
     assert torch.allclose(found.federation.server.x_bar, expected.federation.server.x_bar, rtol=0, atol=TOLERANCE)
 

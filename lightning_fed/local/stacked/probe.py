@@ -31,7 +31,7 @@ def try_out(stacked: StackedLocal, work: LocalWork, round: int, cohort: Sequence
     twin, loss = stacked.loss.step.twin, stacked.loss
     _check_layers(twin)
     visit = Visit(round, cohort[0], 0, len(cohort))
-    plan = Plan.all_of(stacked.trainer, work, [visit])[0].transformed()
+    plan = Plan.all_of(stacked.trainer, work, [visit])[0]
     named = dict(stacked.trainer.lightning_module.named_parameters())
     params = [named[name].detach().clone() for name in stacked.layout.names]
     (*data,) = Batches([plan], stacked.convert, params[0]).take([slice(1)])
@@ -50,8 +50,7 @@ def try_out(stacked: StackedLocal, work: LocalWork, round: int, cohort: Sequence
             raise
         except Exception as error:  # torch.func has many ways to refuse what a step does
             raise UnfitError(_in_plain_words(error)) from error
-    for name, theirs in zip(stacked.layout.names, own, strict=True):
-        stacked.check_gradient(name, theirs)
+    stacked.check_gradients(own)
     if differing := _differing(dict(zip(stacked.layout.names, zip(found, own, strict=True), strict=True))):
         raise UnfitError(f"it has another gradient under torch.func than without ({differing})")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.stacked.phases import Parts
+from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.local.stacked.simplify import is_pure, simplified
 
 Numbers = NDArray[np.int64]
@@ -29,6 +28,9 @@ KEPT = 64
 FEW = 3
 
 Graph = Callable[..., Sequence[Tensor]]
+
+#: vmap has no rule for this operator, which writing into a tensor becomes.
+_PLAIN_COPIES = {torch.ops.aten.copy.default: lambda to, source, _=False: source.to(to.dtype).expand(to.shape).clone()}
 
 
 class Graphs:
@@ -76,26 +78,26 @@ def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
 
 
 def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+    """Record a function and part its work; raises `UnfitError` where that would change its results."""
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
-    recorded = make_fx(function)(*flat)
+    # what a step writes into its own tensors becomes new tensors
+    recorded = make_fx(functionalize(function), decomposition_table=_PLAIN_COPIES)(*flat)
+    if not is_pure(recorded.graph):
+        raise UnfitError("a step draws random numbers, or changes tensors that are not its own")
+    parts = Parts(simplified(recorded, flat), counts)
     try:
-        whole = copy.deepcopy(recorded) if is_pure(recorded.graph) else make_fx(functionalize(function))(*flat)
-        parts = Parts(simplified(whole, flat), counts)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")
-            _compare(parts, recorded, *inputs)
-    except Exception as error:  # torch.func has many ways to refuse; the whole graph is replayed instead
-        log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
-        return Parts(recorded, counts, apart=False)
+        _compare(parts, function, *inputs)
+    except AssertionError as error:
+        raise UnfitError(f"a recorded step has other results: {error}") from error
     return parts
 
 
 def _compare(
-    parts: Parts, recorded: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+    parts: Parts, function: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
-    """Two steps in parts and as a whole."""
+    """Compare two steps in parts with the function itself."""
     steps = [data, [part.flip(0) for part in data]]
-    expected = [recorded(*params, *shared, *step) for step in steps]
+    expected = [function(*params, *shared, *step) for step in steps]
     prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
     views, fed = parts.views(*params), parts.fed(prepared)
     found = [parts.step(*views, *shared, *(part[t] for part in fed)) for t in range(2)]

@@ -18,13 +18,13 @@ from lightning_fed.core.layout import Layout
 from lightning_fed.core.problem import StepMap
 from lightning_fed.lightning import SIGTERMException, pl
 from lightning_fed.local.native.codegen.matmul import LANES
-from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
+from lightning_fed.local.stacked.batches import Batches, Plan
 from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.phases import Parts
 from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
 from lightning_fed.local.stacked.recorder import Graph, Graphs
-from lightning_fed.local.stacked.stack import Direction, Stack, power_of_two, rounded, stacked_optimizer
+from lightning_fed.local.stacked.stack import Direction, Stack, rounded, stacked_optimizer
 from lightning_fed.trainer.eligibility import is_plain
 
 Numbers = NDArray[np.int64]
@@ -75,38 +75,28 @@ class StackedLocal:
 
     def solve(self, problem: StackedProblem, plans: Sequence[Plan]) -> Answers:
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
-        plans = [plan.transformed() for plan in plans]
-        stacks = self._stacks(plans)
-        x, losses = torch.empty_like(problem.start), [0.0] * len(plans)
-        for ids in stacks:
-            whole = len(stacks) == 1
-            own = problem if whole else problem.of_some(ids)
+        x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
+        for ids in self._stacks(plans):
             size = max(plans[i].batch_size for i in ids)
-            found, own_losses = _Run(self, own, [plans[i].widened(size) for i in ids], ids, log).go()
-            x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
-            for i, loss in zip(ids, own_losses, strict=True):
-                losses[i] = loss
+            run = _Run(self, problem.of_some(ids), [plans[i].widened(size) for i in ids], ids, log)
+            x[ids], losses[ids] = run.go()
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
-        return Answers(x, losses, lr, log)
+        return Answers(x, losses.tolist(), lr, log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
         """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
-        groups: dict[Hashable, list[int]] = defaultdict(list)
+        groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for i, plan in enumerate(plans):
-            recorded = self.is_recorded(plan.batch_size, plan.samples)
-            groups[plan.shape if recorded else (kind_of(plan.tensors), plan.samples)].append(i)
+            groups[plan.kind, plan.batch_size if self.is_recorded(plan.batch_size, plan.kind) else 0].append(i)
         stacks = []
-        for ids in groups.values():
-            short = plans[ids[0]].batch_size != self.full_batch and self.is_recorded(
-                plans[ids[0]].batch_size, plans[ids[0]].samples
-            )
-            width = SHORT_STACK if short else len(ids)
+        for (_, size), ids in groups.items():
+            width = len(ids) if size in (0, self.full_batch) else SHORT_STACK
             stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
         return stacks
 
-    def is_recorded(self, size: int, samples: Hashable) -> bool:
-        """Whether steps on batches of this size are recorded."""
-        return size == self.full_batch or (size, samples) in self.frequent
+    def is_recorded(self, size: int, kind: Hashable) -> bool:
+        """Whether steps on batches of this size, of samples of this kind, are recorded."""
+        return size == self.full_batch or (size, kind) in self.frequent
 
     def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
         """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
@@ -120,28 +110,25 @@ class StackedLocal:
         parts = self.graphs.parts(differentiate, params, shared, batch)
         if parts not in self._outlines:
             outline = self.loss.outline
-            if not is_plain(self.trainer.optimizers[0]):
-                found, _, _ = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
-                for name, gradient in zip(self.layout.names, found, strict=True):
-                    self.check_gradient(name, gradient)
+            self.alone(params, shared, batch)  # refuses a shape of batches for which a parameter has no gradient
             self._outlines[parts] = outline
         return parts, self._outlines[parts]
 
     def alone(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor], Outline]:
-        """The same for a stack of one client, without recording."""
+        """The same for the first client of a stack, without recording."""
         found, loss, noted = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
-        for name, gradient in zip(self.layout.names, found, strict=True):
-            self.check_gradient(name, gradient)
+        self.check_gradients(found)
         flat = [(p.new_zeros(p[0].numel()) if g is None else g.reshape(-1)) for p, g in zip(params, found, strict=True)]
         return torch.cat(flat).unsqueeze(0), [t.unsqueeze(0) for t in (loss, *noted)], self.loss.outline
 
-    def check_gradient(self, name: str, gradient: Tensor | None) -> None:
+    def check_gradients(self, found: Sequence[Tensor | None]) -> None:
         """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
 
         Whether there is one depends on the shape of a batch alone, so it is looked at for every shape.
         """
-        if gradient is None and not is_plain(self.trainer.optimizers[0]):
-            raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
+        for name, gradient in zip(self.layout.names, found, strict=True):
+            if gradient is None and not is_plain(self.trainer.optimizers[0]):
+                raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
 
     def convert(self, batch: Any) -> Any:
         return self.trainer.precision_plugin.convert_input(batch)
@@ -165,7 +152,7 @@ class _Run:
         self.optimizer = self.trainer.optimizers[0]
         self.plain = is_plain(self.optimizer) and not problem.mapped
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
-        self.real, self.samples = len(plans), plans[0].samples
+        self.real, self.kind = len(plans), plans[0].kind
         self.m = self._room(plans)
         self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
         self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
@@ -181,12 +168,12 @@ class _Run:
     def _room(self, plans: Sequence[Plan]) -> int:
         """The size of the stack: few different ones are recorded."""
         size = plans[0].batch_size
-        if self.in_c or not self.local.is_recorded(size, self.samples):
+        if self.in_c or not self.local.is_recorded(size, self.kind):
             return len(plans)
         return rounded(len(plans)) if size == self.local.full_batch else SHORT_STACK
 
-    def go(self) -> tuple[Tensor, list[float]]:
-        """Where the clients end (m, d), and their mean losses."""
+    def go(self) -> tuple[Tensor, Tensor]:
+        """Where the clients end (m, d), and their mean losses (m,)."""
         with torch.inference_mode() if self.plain else torch.no_grad():
             batches = Batches(self.plans, self.local.convert, self.x)
             if not self.in_c or not self._all_in_c(batches):
@@ -194,7 +181,7 @@ class _Run:
         losses = (self.totals / self.counts)[: self.real]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return self.x[: self.real], losses.tolist()
+        return self.x[: self.real], losses
 
     def _filled(self, rows: Tensor) -> Tensor:
         """A copy of the rows; the first one fills the stack up."""
@@ -225,13 +212,10 @@ class _Run:
             self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
         for first in range(0, batches.steps, length):
             steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
-            sizes = np.zeros((min(length, batches.steps - first), self.m), dtype=np.int64)  # 0 for who waits
-            for i, own in enumerate(batches.sizes):
-                taken = own[first : first + length]
-                sizes[: len(taken), i] = taken
+            sizes = batches.sizes[:, first : min(first + length, batches.steps)].T  # (T, m); 0 for clients who wait
             tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
             alike = bool(((sizes == size) | (sizes == 0)).all())
-            if alike and self.local.is_recorded(size, self.samples):
+            if alike and self.local.is_recorded(size, self.kind):
                 self._full_batches(tensors, sizes, size, first)
             else:
                 self._batches_of_any_size(tensors, sizes, first)
@@ -281,9 +265,9 @@ class _Run:
 
     def _stacks_of(self, members: Numbers, size: int) -> list[Numbers]:
         """Members whose gradients are computed together, filled up with the first one: few shapes are recorded."""
-        if not self.local.is_recorded(size, self.samples):
+        if not self.local.is_recorded(size, self.kind):
             return [members[i : i + 1] for i in range(len(members))]
-        width = min(power_of_two(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
+        width = min(rounded(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
         parts = [members[first : first + width] for first in range(0, len(members), width)]
         return [np.concatenate([part, part[:1].repeat(width - len(part))]) for part in parts]
 
@@ -291,7 +275,7 @@ class _Run:
         """Put the gradients of these members' batches, all of one size, where they belong."""
         rows, size = torch.from_numpy(members).to(self.x.device), batch[0].shape[1]
         params = [p[rows] for p in at]
-        if self.local.is_recorded(size, self.samples):
+        if self.local.is_recorded(size, self.kind):
             parts, outline = self.local.parts(params, self.shared, batch)
             found, *results = parts.whole(*params, *self.shared, *batch)
         else:
@@ -339,29 +323,25 @@ class _Run:
 
     def _all_in_c(self, batches: Batches) -> bool:
         """Full batches in C, short ones as recorded in between; False, and nothing done, if there is no such code."""
-        done = np.zeros(self.m, dtype=np.int64)
-        ends = np.array([len(own) for own in batches.sizes])
-        while bool((done < ends).any()):
-            known: dict[tuple[int, int], int] = {}  # clients that are cut alike share their sizes
-            for own, at in zip(batches.sizes, done.tolist(), strict=True):
-                if (id(own), at) not in known:
-                    known[id(own), at] = _run_length(own[at : at + batches.block], batches.batch_size)
-            run_lengths = [known[id(own), at] for own, at in zip(batches.sizes, done.tolist(), strict=True)]
-            runs = [slice(at, at + length) for at, length in zip(done.tolist(), run_lengths, strict=True)]
-            lengths = np.array(run_lengths)
+        clients, done = np.arange(self.m), np.zeros(self.m, dtype=np.int64)
+        while batches.sizes[clients, done].any():
+            ahead = np.minimum(done[:, None] + np.arange(batches.block), batches.steps)
+            full = batches.sizes[clients[:, None], ahead] == batches.batch_size
+            lengths = np.cumprod(full, axis=1).sum(axis=1)  # the full batches before the next short one
             if lengths.any():
+                runs = [slice(at, at + length) for at, length in zip(done.tolist(), lengths.tolist(), strict=True)]
                 if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
                     return False
                 done += lengths
-            self._short_batches(batches, done, ends)
+            self._short_batches(batches, done)
         return True
 
-    def _short_batches(self, batches: Batches, done: Numbers, ends: Numbers) -> None:
+    def _short_batches(self, batches: Batches, done: Numbers) -> None:
         """One step of every client whose next batch is short."""
-        due = [int(own[at]) if at < end else 0 for own, at, end in zip(batches.sizes, done, ends, strict=True)]
-        sizes = np.array([size if size < batches.batch_size else 0 for size in due])
+        due = batches.sizes[np.arange(self.m), done]
+        sizes = np.where(due < batches.batch_size, due, 0)
         if sizes.any():
-            taken = batches.take([slice(at, at + (size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
+            taken = batches.take([slice(at, at + int(size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
             self._step_of_any_size(taken, np.cumsum(sizes > 0) - 1, sizes, done.copy())
             done += sizes > 0
 
@@ -394,7 +374,7 @@ class _Run:
             constant, shared, rest = rest[:constants], rest[constants:][:count], rest[constants + count :]
             length, rho, *own = rest
             gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
-            return [x + length * self.direction.of(gradient, x, rho, constant[0] if constants else None), *left]
+            return [x + length * self.direction(gradient, x, constant[0] if constants else None, rho), *left]
 
         return step
 
@@ -404,9 +384,3 @@ def _within(steps: slice, count: int) -> Any:
     if steps.stop <= count:
         return steps
     return [min(step, count - 1) for step in range(steps.start, steps.stop)]
-
-
-def _run_length(sizes: Numbers, full: int) -> int:
-    """How many full batches come first."""
-    short = np.flatnonzero(sizes != full)
-    return int(short[0]) if len(short) else len(sizes)
