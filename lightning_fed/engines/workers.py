@@ -47,7 +47,6 @@ class _Answer:
     logged: Logged
     left: Left
     visit: dict[str, Any]  # what it has come to know
-    alone: str | None  # why this visit needs a single process
 
 
 class WorkersEngine:
@@ -87,8 +86,8 @@ class WorkersEngine:
                 finally:
                     if self.trainer.received_sigterm:
                         raise SIGTERMException
-                if answer.alone is not None:
-                    self.give_up(answer.alone)
+                if isinstance(answer, str):
+                    self.give_up(answer)
                     return i
                 yield self._take(visit, answer)
         finally:
@@ -112,8 +111,8 @@ class WorkersEngine:
         notify(self.trainer, "on_client_end", visit, reply)
         return reply
 
-    def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> _Answer:
-        """In the child: one client's reply, and everything else its visit did."""
+    def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> _Answer | str:
+        """In the child: one client's reply, and everything else its visit did; or why it needs a single process."""
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
@@ -126,30 +125,18 @@ class WorkersEngine:
         updates, streams = _updates(loose), streams_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
         self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
-        left = self.alone.left[visit.client]
         _share_states(module)
         if updates != _updates(loose):
             unmergeable.append("training updates a metric that is no part of the module")
         if any(stream.changed() for stream in streams):
             unmergeable.append("training draws from a random generator of the data")
-        if (name := _unsendable(left)) is not None:
-            unmergeable.append(name)
+        if unmergeable:
+            return unmergeable[0]
         facts = {name: getattr(visit, name) for name in ("step", "optimizer_steps", "planned", "work", "loss")}
         if listening(trainer, "on_client_end"):
             certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
             facts |= {"question": visit.question, "certificate": certificate}
-        if unmergeable:  # the parent takes nothing of it
-            left = self.alone.workspace.unchanged
-        return _Answer(reply, Logged.of(results, module), left, facts, next(iter(unmergeable), None))
-
-
-def _unsendable(left: Left) -> str | None:
-    """Why what a visit left behind cannot be sent to another process; None if it can."""
-    try:
-        pickle.dumps(left.changes.appended)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
-        return f"training appends entries to a list that cannot be sent to another process ({error})"
-    return None
+        return _Answer(reply, Logged.of(results, module), self.alone.left[visit.client], facts)
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
@@ -203,11 +190,11 @@ class _Team:
         task: answers for a client, by its place in the cohort.
     """
 
-    def __init__(self, workers: int, names: Sequence[str], task: Callable[[int], _Answer]) -> None:
+    def __init__(self, workers: int, names: Sequence[str], task: Callable[[int], _Answer | str]) -> None:
         self.names = names
         self.lines: list[Connection] = []
         self.pids: list[int] = []
-        self._arrived: dict[int, _Answer | ClientError] = {}
+        self._arrived: dict[int, _Answer | str | ClientError] = {}
         sys.stdout.flush()  # or children would print it once more
         for k in range(min(workers, len(names))):
             receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
@@ -220,7 +207,7 @@ class _Team:
             self.lines.append(receiver)
             self.pids.append(pid)
 
-    def _work(self, share: Sequence[int], task: Callable[[int], _Answer], line: Connection) -> None:
+    def _work(self, share: Sequence[int], task: Callable[[int], _Answer | str], line: Connection) -> None:
         """Everything a child does; it never returns."""
         code = 1
         try:
@@ -229,19 +216,19 @@ class _Team:
             torch.set_num_threads(1)
             for i in share:
                 try:
-                    _send(line, (i, task(i)))
+                    _send(line, i, task(i))
                 except ClientError as error:
-                    _send(line, (i, error))
+                    _send(line, i, error)
                     break
                 except BaseException as error:  # whatever ends the child: the parent raises it with the client's name
-                    _send(line, (i, ClientError(f"{self.names[i]}: {type(error).__name__}: {error}")))
+                    _send(line, i, ClientError(f"{self.names[i]}: {type(error).__name__}: {error}"))
                     break
             code = 0
         finally:
             sys.stdout.flush()
             os._exit(code)
 
-    def receive(self, i: int) -> _Answer:
+    def receive(self, i: int) -> _Answer | str:
         """The answer of a task; others that arrive before it are kept, so that no child waits until its turn."""
         own = self.lines[i % len(self.lines)]
         while i not in self._arrived:
@@ -284,9 +271,12 @@ def _tensor(numbers: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -
     return torch.from_numpy(numbers).view(dtype).view(shape)
 
 
-def _send(line: Connection, content: Any) -> None:
+def _send(line: Connection, i: int, content: Any) -> None:
     stream, beside = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(stream, protocol=5, buffer_callback=beside.append).dump(content)
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=beside.append).dump((i, content))
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:  # what pickle and torch raise
+        return _send(line, i, f"training leaves something that cannot be sent to another process ({error})")
     parts = [each.raw() for each in beside]
     line.send((stream.getvalue(), [part.nbytes for part in parts]))
     for part in parts:

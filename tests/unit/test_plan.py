@@ -9,7 +9,7 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.tensor_loader import TensorRows, row_by_row
 from lightning_fed.local.schedule import visit_loaders
 from lightning_fed.local.stacked import batches as plan
-from lightning_fed.local.stacked.batches import Batches, Plan, Samples
+from lightning_fed.local.stacked.batches import Batches, Plan
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.trainer.hooks import Visit
 
@@ -64,7 +64,7 @@ def test_batches_of_a_stack_are_those_of_the_loaders(datasets, case, block_bytes
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
     plans = Plan.all_of(trainer, server, visits)
     assert [p.steps for p in plans] == [visit.planned for visit in visits] == [len(own) for own in expected]
-    batches = [Batches([plan], lambda batch: batch, torch.zeros(1).double()) for plan in plans]
+    batches = [Batches([plan], lambda batch: batch, torch.zeros(1).double(), {}) for plan in plans]
     for own, plan_, taken in zip(expected, plans, batches, strict=True):
         for first in range(0, plan_.steps, taken.block):
             found = taken.take([slice(first, first + taken.block)])
@@ -79,7 +79,7 @@ def test_each_client_of_a_stack_may_be_at_another_step(datasets):
     trainer, server = _Trainer(FederatedDataModule(datasets(), batch_size=4)), _work(local_steps=9)
     plans = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
     steps = [slice(0, 2), slice(3, 3), slice(8, 9), slice(1, 4)]
-    found = Batches(plans, lambda batch: batch, torch.zeros(1).double()).take(steps)
+    found = Batches(plans, lambda batch: batch, torch.zeros(1).double(), {}).take(steps)
     rows = [plan.tensors[0][plan.rows[part]] for plan, part in zip(plans, steps, strict=True)]
     assert torch.equal(found[0], torch.cat(rows))
     assert torch.equal(found[1], -torch.cat(rows).long())
@@ -97,7 +97,7 @@ def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(limits):
     visits = [Visit(3, cid, 0, 4) for cid in range(4)]
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
     for plan_, own in zip(Plan.all_of(trainer, server, visits), expected, strict=True):
-        found = Batches([plan_], lambda batch: batch, torch.zeros(1).double()).take([slice(plan_.steps)])
+        found = Batches([plan_], lambda batch: batch, torch.zeros(1).double(), {}).take([slice(plan_.steps)])
         for t, batch in enumerate(own):
             size = int(plan_.sizes[t])
             assert all(torch.equal(part[t, :size], whole) for part, whole in zip(found, batch, strict=True))
@@ -134,34 +134,23 @@ def test_one_visit_is_planned_as_among_others():
         assert alone.sizes.tolist() == among.sizes.tolist()
 
 
-ALL = [slice(0, 1)] * 2
-
-
-def test_samples_are_pooled_only_where_that_takes_less_memory():
-    sources = [[torch.arange(10.0)], [torch.arange(10.0, 20.0)]]
-    few, many = torch.tensor([[[3, 1]], [[0, 9]]]), torch.arange(10).expand(2, 1, 10)
-    assert len(Samples.of(sources, few).sources) == 2
-    assert Samples.of(sources, few).take(ALL)[0].tolist() == [3, 1, 10, 19]
-    assert len(Samples.of(sources, many).sources) == 1
-    assert Samples.of(sources, many).take(ALL)[0].tolist() == list(range(20))
-    shared = [sources[0], sources[0]]
-    assert Samples.of(shared, few).sources[0][0] is sources[0][0]
-
-
-@pytest.mark.parametrize("rows", [torch.tensor([[[3, 1]], [[0, 2]]]), torch.arange(4).expand(2, 1, 4).repeat(1, 2, 1)])
-def test_clients_may_share_inputs_and_not_labels(rows):
-    inputs, labels = torch.arange(4.0), [torch.arange(4), 10 + torch.arange(4)]
-    taken = Samples.of([[inputs, labels[0]], [inputs, labels[1]]], rows).take(ALL)
-    assert taken[0].tolist() == rows[:, 0].flatten().tolist()
-    assert taken[1].tolist() == [*rows[0, 0].tolist(), *(10 + rows[1, 0]).tolist()]
-
-
 def test_memory_for_batches_is_used_again_but_not_kept_if_it_is_much(monkeypatch):
-    samples = Samples.of([[torch.arange(10.0)]], torch.zeros(1, 2, 5, dtype=torch.int64))
+    scratch = {}
+    trainer = _Trainer(FederatedDataModule(_datasets(), batch_size=4))
+    plans = Plan.all_of(trainer, _work(local_steps=9), [Visit(1, cid, 0, 4) for cid in range(4)])
+    batches = Batches(plans, lambda batch: batch, torch.zeros(1).double(), scratch)
     with torch.inference_mode():
-        first = samples.take([slice(0, 1)])[0].data_ptr()
-    assert samples.take([slice(1, 2)])[0].data_ptr() == first  # written outside of inference mode, too
+        first = batches.take([slice(0, 1)] * 4)[0].data_ptr()
+    assert batches.take([slice(1, 2)] * 4)[0].data_ptr() == first  # written outside of inference mode, too
     monkeypatch.setattr(plan, "BLOCK_BYTES", 8)
-    monkeypatch.setattr(plan, "_scratch", plan._Scratch())
-    samples.take([slice(0, 2)])
-    assert not plan._scratch._kept
+    scratch.clear()
+    batches.take([slice(0, 2)] * 4)
+    assert not scratch
+
+
+def test_clients_may_share_inputs_and_not_labels():
+    inputs = torch.arange(4.0)
+    data = FederatedDataModule([TensorDataset(inputs, torch.arange(4) + 10 * i) for i in range(2)], batch_size=2)
+    plans = Plan.all_of(_Trainer(data), _work(local_steps=1), [Visit(0, cid, 0, 2) for cid in range(2)])
+    x, y = Batches(plans, lambda batch: batch, torch.zeros(1), {}).take([slice(1)] * 2)
+    assert y.tolist() == [(own + 10 * i).tolist() for i, own in enumerate(x.long())]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,82 +96,25 @@ def kind_of(tensors: Sequence[Tensor]) -> Hashable:
     return tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors)
 
 
-class _Scratch(threading.local):
-    """Memory for batches, kept from stack to stack: fresh memory takes longer to come by than to fill."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, Tensor] = {}
-
-    def get(self, use: str, number: int, rows: int, like: Tensor) -> Tensor:
-        """Memory for so many rows like those of a tensor, until the same use asks again."""
-        size = rows * like[:1].numel()
-        room = self._kept.get((use, number, like.dtype, like.device))
-        if room is None or len(room) < size:
-            with torch.inference_mode(False):  # what is made in inference mode can be written only there
-                room = torch.empty(size, dtype=like.dtype, device=like.device)
-            if size * like.element_size() <= BLOCK_BYTES:
-                self._kept[use, number, like.dtype, like.device] = room
-        return room[:size].view(rows, *like.shape[1:])
-
-
-_scratch = _Scratch()
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """The samples that the clients of a stack look at: ``rows`` (S_i, B) of the tensors in ``sources``.
-
-    There is one source for each client, or one for all.
-    """
-
-    sources: Sequence[Sequence[Tensor]]
-    rows: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, sources: Sequence[Sequence[Tensor]], rows: Sequence[Tensor]) -> Samples:
-        """One source for all, if that takes no more memory than the samples themselves."""
-        keys = [tuple(map(id, tensors)) for tensors in sources]  # of all: clients may share inputs and not labels
-        distinct = dict(zip(keys, sources, strict=True))
-        lengths = [tensors[0].shape[0] for tensors in distinct.values()]
-        if len(distinct) == 1:
-            return cls(sources[:1], rows)
-        if sum(lengths) > sum(own.numel() for own in rows):
-            return cls(sources, rows)
-        begin = dict(zip(distinct, itertools.accumulate(lengths, initial=0), strict=False))
-        parts = list(zip(*distinct.values(), strict=True))
-        rooms = [_scratch.get("pool", k, sum(lengths), part[0]) for k, part in enumerate(parts)]
-        pool = [torch.cat(part, out=room) for part, room in zip(parts, rooms, strict=True)]
-        return cls([pool], [own + begin[key] for own, key in zip(rows, keys, strict=True)])
-
-    def take(self, steps: Sequence[Any]) -> list[Tensor]:
-        """Those of some steps of each client, one client after another; until others are taken."""
-        rows = [own[part].flatten() for own, part in zip(self.rows, steps, strict=True)]
-        if len(self.sources) == 1:
-            rows = [torch.cat(rows)]
-        lengths = [len(own) for own in rows]
-        taken = [_scratch.get("batches", k, sum(lengths), t) for k, t in enumerate(self.sources[0])]
-        for k, out in enumerate(taken):
-            for tensors, own, part in zip(self.sources, rows, torch.split(out, lengths), strict=True):
-                torch.index_select(tensors[k], 0, own, out=part)
-        return taken
-
-
 class Batches:
     """The batches of all visits of a stack, gathered when their turn comes.
 
     Args:
         convert: makes batches what the module takes.
         like: has the precision and the device of the weights.
+        scratch: memory that batches of one stack after another are written to.
 
     ``sizes`` (m, S + 1) has the size of every batch; 0 after a client's last one.
     """
 
-    def __init__(self, plans: Sequence[Plan], convert: Callable[[Any], Any], like: Tensor) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], convert: Callable[[Any], Any], like: Tensor, scratch: dict[Hashable, Tensor]
+    ) -> None:
         first = plans[0]
         if any(plan.transform != first.transform for plan in plans):
             raise UnfitError("clients have different transforms")
         self.convert, self.like, self.transform, self.batch_size = convert, like, first.transform, first.batch_size
-        self.samples = Samples.of([plan.tensors for plan in plans], [plan.rows for plan in plans])
+        self.plans, self.scratch = plans, scratch
         self.steps = max(plan.steps for plan in plans)
         self.sizes = np.zeros((len(plans), self.steps + 1), dtype=np.int64)
         for own, plan in zip(self.sizes, plans, strict=True):
@@ -183,7 +124,23 @@ class Batches:
         self.block = -(-self.steps // -(-self.steps // most))  # steps at once: blocks as even as they can be
 
     def take(self, steps: Sequence[Any]) -> list[Tensor]:
-        """Tensors (sum of T_i, B, ...) of some steps of each client; until others are taken."""
-        taken = self.samples.take(steps)
+        """Tensors (sum of T_i, B, ...) of some steps of each client, one after another; until others are taken."""
+        rows = [plan.rows[part].flatten() for plan, part in zip(self.plans, steps, strict=True)]
+        lengths = [len(own) for own in rows]
+        taken = [self._room(k, sum(lengths), tensor) for k, tensor in enumerate(self.plans[0].tensors)]
+        for k, out in enumerate(taken):
+            for plan, own, part in zip(self.plans, rows, torch.split(out, lengths), strict=True):
+                torch.index_select(plan.tensors[k], 0, own, out=part)
         batch = self.convert(taken if self.transform is None else self.transform(taken))
         return [part.to(self.like.device).unflatten(0, (-1, self.batch_size)) for part in batch]
+
+    def _room(self, number: int, rows: int, like: Tensor) -> Tensor:
+        """Memory for so many rows like those of a tensor, kept: fresh memory takes longer to come by than to fill."""
+        size, key = rows * like[:1].numel(), (number, like.dtype, like.device)
+        room = self.scratch.get(key)
+        if room is None or len(room) < size:
+            with torch.inference_mode(False):  # what is made in inference mode can be written only there
+                room = torch.empty(size, dtype=like.dtype, device=like.device)
+            if size * like.element_size() <= BLOCK_BYTES:
+                self.scratch[key] = room
+        return room[:size].view(rows, *like.shape[1:])

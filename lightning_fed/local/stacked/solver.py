@@ -61,6 +61,7 @@ class StackedLocal:
         self.graphs = Graphs()
         self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
         self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
+        self.scratch: dict[Hashable, Tensor] = {}
         self.given_up = False
 
     def give_up(self, error: Exception) -> None:
@@ -175,7 +176,7 @@ class _Run:
     def go(self) -> tuple[Tensor, Tensor]:
         """Where the clients end (m, d), and their mean losses (m,)."""
         with torch.inference_mode() if self.plain else torch.no_grad():
-            batches = Batches(self.plans, self.local.convert, self.x)
+            batches = Batches(self.plans, self.local.convert, self.x, self.local.scratch)
             if not self.in_c or not self._all_in_c(batches):
                 self._side_by_side(batches)
         losses = (self.totals / self.counts)[: self.real]

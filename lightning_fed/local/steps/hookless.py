@@ -30,12 +30,16 @@ class LeanStep:
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
         self.optimizer.zero_grad()
+        self._move(loss)
+        return {} if loss is None else {"loss": loss.detach()}
+
+    def _move(self, loss: Any) -> None:
+        """From the loss of a batch to the next model."""
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]
         self.question.add_to(self.optimizer)
         if self.trainer.gradient_clip_val:
             algorithm = self.trainer.gradient_clip_algorithm or "norm"
-            module.clip_gradients(self.optimizer, self.trainer.gradient_clip_val, algorithm)
+            self.module.clip_gradients(self.optimizer, self.trainer.gradient_clip_val, algorithm)
         self.optimizer.step()
         self.question.after_step(self.optimizer)
-        return {} if loss is None else {"loss": loss.detach()}
