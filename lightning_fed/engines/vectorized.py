@@ -24,7 +24,7 @@ from lightning_fed.trainer.hooks import Visit, listening, notify, reading
 
 
 class _AskedError(Exception):
-    """A client's step has come to a question that is not answered yet."""
+    """A client's step has come to a problem that is not solved yet."""
 
     def __init__(self, asked: LocalProblem) -> None:
         self.asked = asked
@@ -71,7 +71,7 @@ class VectorizedEngine:
 
     Args:
         alone: asks clients one by one: what they do apart from local steps, and whatever cannot be stacked after all.
-        stacked: answers the questions of a stack.
+        stacked: solves the problems of a stack.
     """
 
     def __init__(self, alone: SequentialEngine, stacked: StackedLocal) -> None:
@@ -97,7 +97,9 @@ class VectorizedEngine:
             replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
-        except Exception as error:  # if a client is at fault, it is found one by one
+        except (
+            Exception
+        ) as error:  # a user's step may raise anything; one by one it is raised with a name
             for state, visit in zip(states, visits, strict=True):
                 yield Replies.of(self.alone.visit(step, state, down, visit))
             self.stacked.give_up(error)

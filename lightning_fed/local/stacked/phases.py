@@ -38,7 +38,9 @@ class _Places:
             elif is_view(node) and used <= self.views:
                 self.views.add(node)
             elif node in needed or used & self.views or any(_bytes(each) > limit for each in used & self.core):
-                self.core.add(node)
+                # what it is made of cannot wait either: a second forward pass, of which only a metric needs the result
+                self.core |= {node} | (_ancestors(node) & self.after)
+                self.after -= self.core
             else:
                 self.after.add(node)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.stacked.phases import Parts
 from lightning_fed.local.stacked.pure_step import UnfitError
@@ -24,10 +26,13 @@ log = logging.getLogger(__name__)
 
 #: Recorded functions that are kept.
 KEPT = 64
+#: Why there may be no C code: unknown operators or types, no compiler or one that fails, steps that cannot be traced,
+#: other numbers. The recorded steps do the work then.
+NO_CODE = (NoCodeError, KeyError, AttributeError, OSError, SubprocessError, RuntimeError, AssertionError)
 #: Clients and steps that are compared with what was recorded.
 FEW = 3
 
-Graph = Callable[..., Sequence[Tensor]]
+Function = Callable[..., Sequence[Tensor]]
 
 #: vmap has no rule for this operator, which writing into a tensor becomes.
 _PLAIN_COPIES = {torch.ops.aten.copy.default: lambda to, source, _=False: source.to(to.dtype).expand(to.shape).clone()}
@@ -40,7 +45,7 @@ class Graphs:
         self._parts: dict[Hashable, Parts] = {}
         self._in_c: dict[Hashable, Steps | None] = {}
 
-    def parts(self, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
+    def parts(self, function: Function, *inputs: Sequence[Tensor]) -> Parts:
         """A step for parameters, shared tensors and data of this shape."""
         whole = tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
         if whole not in self._parts:
@@ -52,7 +57,7 @@ class Graphs:
     def in_c(
         self,
         key: Hashable,
-        function: Graph,
+        function: Function,
         lengths: Numbers,
         client: Sequence[Tensor],
         shared: Sequence[Tensor],
@@ -77,7 +82,7 @@ def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
     made[key] = value
 
 
-def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+def _taken_apart(function: Function, inputs: Sequence[Sequence[Tensor]]) -> Parts:
     """Record a function and part its work; raises `UnfitError` where that would change its results."""
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
     # what a step writes into its own tensors becomes new tensors
@@ -93,7 +98,7 @@ def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
 
 
 def _compare(
-    parts: Parts, function: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+    parts: Parts, function: Function, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
     """Compare two steps in parts with the function itself."""
     steps = [data, [part.flip(0) for part in data]]
@@ -109,7 +114,7 @@ def _compare(
 
 
 def _in_c(
-    function: Graph, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+    function: Function, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> Steps | None:
     own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
     begins = np.cumsum(lengths) - lengths
@@ -120,15 +125,14 @@ def _in_c(
         expected = [_one_by_one(function, [t[[i]] for t in own], shared, part) for i, part in enumerate(steps)]
         found = [*code(own, shared, [torch.cat(part) for part in zip(*steps, strict=True)], few), own[0]]
         torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
-    except Exception as error:  # no code, no compiler, other numbers, or whatever torch's tracing refuses
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.info("Local steps are not written in C: %s", reason)
+    except NO_CODE as error:
+        log.info("Local steps are not written in C: %s", f"{type(error).__name__}: {error}".split("\n")[0])
         return None
     return code
 
 
 def _one_by_one(
-    function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+    function: Function, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> list[Tensor]:
     """Results (T, ...) of one client's steps, and where they led."""
     x, *rest = client

@@ -16,6 +16,7 @@ from lightning_fed.local.native.codegen.views import VIEWS
 
 aten = torch.ops.aten
 
+_COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
 #: Results that depend on their tensors' shapes alone.
 _BY_SHAPE = {
     aten.ones_like.default,
@@ -32,8 +33,8 @@ def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     drop_factors(recorded)
     recorded.recompile()
     recorded = make_fx(recorded)(*inputs)  # with the strides it has now
+    drop_identities(recorded)
     fold_constants(recorded)
-    merge_views(recorded)
     recorded.graph.eliminate_dead_code()
     recorded.recompile()
     return recorded
@@ -88,18 +89,11 @@ def fold_constants(recorded: GraphModule) -> None:
             node.replace_all_uses_with(kept)
 
 
-def merge_views(recorded: GraphModule) -> None:
-    """Views of views are views of the first tensor, or the tensor itself."""
+def drop_identities(recorded: GraphModule) -> None:
+    """Drop views that change nothing, and copies: they are never written to."""
     for node in operators(recorded.graph):
-        chain = [node]
-        while chain[-1].target in VIEWS:
-            chain.append(chain[-1].args[0])
-        for source in reversed(chain[1:]):
-            if _same(node, source):
-                node.replace_all_uses_with(source)
-                break
-            if len(chain) > 2 and source is not chain[1] and _viewed(recorded.graph, node, source):
-                break
+        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
 
 
 def bound(graph: GraphModule) -> Callable[..., Any]:
@@ -117,24 +111,9 @@ def bound(graph: GraphModule) -> Callable[..., Any]:
     return forward
 
 
-def _viewed(graph: Graph, node: Node, source: Node) -> bool:
-    """Replace a node by one view of the source, if there is one with its shape and strides."""
-    value = node.meta["val"]
-    try:
-        view = _empty(source.meta["val"], "meta").view(value.shape)
-    except RuntimeError:
-        return False
-    if _strides(view) != _strides(value):
-        return False
-    with graph.inserting_before(node):
-        new = graph.call_function(aten.view.default, (source, list(value.shape)))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    return True
-
-
-def _empty(like: Tensor, device: Any = None) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device or like.device)
+def _empty(like: Tensor) -> Tensor:
+    """With real memory, however a recorded tensor was made."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _same(node: Node, other: Any) -> bool:

@@ -23,7 +23,7 @@ from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.phases import Parts
 from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
-from lightning_fed.local.stacked.recorder import Graph, Graphs
+from lightning_fed.local.stacked.recorder import Function, Graphs
 from lightning_fed.local.stacked.stack import Direction, Stack, rounded, stacked_optimizer
 from lightning_fed.trainer.eligibility import is_plain
 
@@ -34,7 +34,7 @@ SHORT_STACK = 8
 
 
 class StackedLocal:
-    """Answers the questions of many clients together, by the steps of the trainer's module.
+    """Solves the problems of many clients together, by the steps of the trainer's module.
 
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
@@ -79,8 +79,9 @@ class StackedLocal:
         x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
         for ids in self._stacks(plans):
             size = max(plans[i].batch_size for i in ids)
-            run = _Run(self, problem.of_some(ids), [plans[i].widened(size) for i in ids], ids, log)
-            x[ids], losses[ids] = run.go()
+            members = [*ids, *ids[:1] * (self._width(len(ids), size, plans[ids[0]].kind) - len(ids))]
+            own = [plans[i].widened(size) for i in members]
+            x[ids], losses[ids] = _Run(self, problem.of_some(members), own, ids, log).go()
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
         return Answers(x, losses.tolist(), lr, log)
 
@@ -94,6 +95,12 @@ class StackedLocal:
             width = len(ids) if size in (0, self.full_batch) else SHORT_STACK
             stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
         return stacks
+
+    def _width(self, m: int, size: int, kind: Hashable) -> int:
+        """The size of the stack for m clients, which is filled up with the first: few different ones are recorded."""
+        if (self.in_c and size == self.full_batch) or not self.is_recorded(size, kind):
+            return m
+        return rounded(m) if size == self.full_batch else SHORT_STACK
 
     def is_recorded(self, size: int, kind: Hashable) -> bool:
         """Whether steps on batches of this size, of samples of this kind, are recorded."""
@@ -136,13 +143,12 @@ class StackedLocal:
 
 
 class _Run:
-    """The local steps of one stack, from its questions to its answers.
+    """The local steps of one stack, from its problem to its answers.
 
-    All parameters are views of one tensor ``x`` (m, d), which is changed in place. The stack may be filled up with
-    copies of its first client, whose results are dropped.
+    All parameters are views of one tensor ``x`` (m, d), which is changed in place.
 
     Args:
-        ids: which clients of the log these are.
+        ids: which clients of the log these are; results of further ones, which fill up the stack, are dropped.
     """
 
     def __init__(
@@ -153,25 +159,14 @@ class _Run:
         self.optimizer = self.trainer.optimizers[0]
         self.plain = is_plain(self.optimizer) and not problem.mapped
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
-        self.real, self.kind = len(plans), plans[0].kind
-        self.m = self._room(plans)
-        self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
-        self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
-        self.x = self._filled(problem.start)
+        self.plans, self.ids, self.m, self.kind = plans, np.array(ids), len(plans), plans[0].kind
+        self.x, self.constant = problem.start.clone(), problem.constant
         self.params = self._split(self.x)
-        self.constant = None if problem.constant is None else self._filled(problem.constant)
         self.direction = Direction(self.trainer, problem.rho)
         self.shared = local.loss.shared()
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.totals = torch.zeros(self.m, dtype=torch.float64)
         self.counts = torch.zeros(self.m, dtype=torch.float64)
-
-    def _room(self, plans: Sequence[Plan]) -> int:
-        """The size of the stack: few different ones are recorded."""
-        size = plans[0].batch_size
-        if self.in_c or not self.local.is_recorded(size, self.kind):
-            return len(plans)
-        return rounded(len(plans)) if size == self.local.full_batch else SHORT_STACK
 
     def go(self) -> tuple[Tensor, Tensor]:
         """Where the clients end (m, d), and their mean losses (m,)."""
@@ -179,14 +174,10 @@ class _Run:
             batches = Batches(self.plans, self.local.convert, self.x, self.local.scratch)
             if not self.in_c or not self._all_in_c(batches):
                 self._side_by_side(batches)
-        losses = (self.totals / self.counts)[: self.real]
+        losses = (self.totals / self.counts)[: len(self.ids)]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return self.x[: self.real], losses
-
-    def _filled(self, rows: Tensor) -> Tensor:
-        """A copy of the rows; the first one fills the stack up."""
-        return torch.cat([rows, rows[:1].expand(self.m - len(rows), -1)])
+        return self.x[: len(self.ids)], losses
 
     def _split(self, rows: Tensor) -> Stack:
         """Rows of the layout as stacked parameters, which are views of them."""
@@ -196,7 +187,7 @@ class _Run:
     def _note(self, outline: Outline, members: Numbers, steps: Numbers, size: int, results: Sequence[Tensor]) -> None:
         """Take in the losses (K,) of K steps and what they noted: of these clients, in these steps of their visits."""
         losses, *noted = results
-        if len(real := np.flatnonzero(members < self.real)) < len(members):
+        if len(real := np.flatnonzero(members < len(self.ids))) < len(members):
             chosen = torch.from_numpy(real)
             members, steps, losses = members[real], steps[real], losses[chosen]
             noted = [value[chosen] for value in noted]
@@ -219,7 +210,9 @@ class _Run:
             if alike and self.local.is_recorded(size, self.kind):
                 self._full_batches(tensors, sizes, size, first)
             else:
-                self._batches_of_any_size(tensors, sizes, first)
+                for t, own in enumerate(sizes):
+                    step = [tensor[:, t] for tensor in tensors]
+                    self._step_of_any_size(step, np.arange(self.m), own, np.full(self.m, first + t))
 
     def _full_batches(self, tensors: list[Tensor], sizes: Numbers, size: int, first: int) -> None:
         """Steps in which everybody who still works has a full batch: what depends on data alone is done before them."""
@@ -239,12 +232,6 @@ class _Run:
         whole = len(index) == sizes.size
         flat = [result.transpose(0, 1).flatten(0, 1) if whole else result.flatten(0, 1)[index] for result in results]
         self._note(outline, working[0], working[1] + first, size, flat)
-
-    def _batches_of_any_size(self, tensors: list[Tensor], sizes: Numbers, first: int) -> None:
-        """Steps in which batches differ."""
-        for t, own in enumerate(sizes):
-            batches = [tensor[:, t] for tensor in tensors]
-            self._step_of_any_size(batches, np.arange(self.m), own, np.full(self.m, first + t))
 
     def _step_of_any_size(self, batches: list[Tensor], place: Numbers, sizes: Numbers, steps: Numbers) -> None:
         """One gradient call for each size, then one step of everybody who works.
@@ -290,7 +277,7 @@ class _Run:
         """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
         if self.trainer.received_sigterm:
             raise SIGTERMException
-        everybody = bool((working[: self.real] > 0).all())
+        everybody = bool((working > 0).all())
         before = None if everybody else self.x.clone()
         direction = self.direction(gradient, self.x, self.constant)
         if self.plain:
@@ -313,8 +300,8 @@ class _Run:
         maps: list[StepMap | None] = [getattr(asked, name) for asked in self.problem.mapped]
         if not any(maps):
             return self.params
-        rows = zip(self.x, maps, strict=False)
-        return self._split(self._filled(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows])))
+        rows = zip(self.x, maps, strict=True)
+        return self._split(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows]))
 
     def _by_parameter(self) -> dict[int, Tensor]:
         named = dict(self.trainer.lightning_module.named_parameters())
@@ -366,16 +353,16 @@ class _Run:
         self._note(outline, members, numbered, size, [result.squeeze(1) for result in results])
         return True
 
-    def _step(self, parts: Parts) -> Graph:
-        """One step as a function: of models, constants if there are any, shared tensors, the step's length and the
-        penalty, and what the core is fed; gives the next models and what the core leaves."""
+    def _step(self, parts: Parts) -> Function:
+        """One step as a function: of models, constants if there are any, shared tensors, minus the step size, the
+        penalty's weight, and what the core is fed; gives the next models and what the core leaves."""
         constants, count = int(self.constant is not None), len(self.shared)
 
         def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
             constant, shared, rest = rest[:constants], rest[constants:][:count], rest[constants + count :]
-            length, rho, *own = rest
+            descent, rho, *own = rest
             gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
-            return [x + length * self.direction(gradient, x, constant[0] if constants else None, rho), *left]
+            return [x + descent * self.direction(gradient, x, constant[0] if constants else None, rho), *left]
 
         return step
 

@@ -44,7 +44,7 @@ def rounded(m: int) -> int:
 
 
 class Direction:
-    """From the gradients of a stack (m, d) to those of its questions, clipped for each client as the trainer wants it.
+    """From the gradients of a stack (m, d) to those of its problems, clipped for each client as the trainer wants it.
 
     Args:
         rho: weight of the penalty.

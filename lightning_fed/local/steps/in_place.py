@@ -1,6 +1,6 @@
 """Plain gradient steps of large models with as little memory traffic as possible.
 
-A step of SGD on the question is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
+A step of SGD on a problem is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
 gradient of a large linear layer's weight is a product of two small matrices; it is not formed, but multiplied into the
 weight when the backward pass is over. On a CPU, where a step of the FEMNIST network waits for memory, that saves much
 of its time. However a step uses a weight, the numbers are right: autograd forms the gradient of every other use.
@@ -141,12 +141,12 @@ def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
 class FusedStep(LeanStep):
     """One local step: ``training_step``, backward, and one update in place."""
 
-    def __init__(self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool) -> None:
-        super().__init__(trainer, question, wants_index)
+    def __init__(self, trainer: pl.Trainer, augmented: AugmentedGradient, wants_index: bool) -> None:
+        super().__init__(trainer, augmented, wants_index)
         self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
         trained = set(self.params)
         self.layers = [layer for layer in large_layers(self.module) if layer.weight in trained]
-        self.pulls = question.pulls(self.params)
+        self.pulls = augmented.pulls(self.params)
         self.factors = Factors()
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
@@ -167,14 +167,14 @@ class FusedStep(LeanStep):
         if not sloping and not found:
             return  # a batch without a loss makes no step
         check_dense(sloping)
-        strength = lr * self.question.rho
+        strength = lr * self.augmented.rho
         for weight, pairs in found.items():
             slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
-            numbers = (1 - strength, strength) if self.question.rho else (1.0, -lr)
+            numbers = (1 - strength, strength) if self.augmented.rho else (1.0, -lr)
             _move(weight, self.pulls.get(weight), inputs, slopes, *numbers, lr)
         rest = [p for p in params if p in self.pulls and p not in found]
         pulls = [self.pulls[p] for p in rest]
-        if self.question.rho and rest:
+        if self.augmented.rho and rest:
             torch._foreach_lerp_(rest, pulls, strength)
         elif rest:
             torch._foreach_add_(rest, pulls, alpha=-lr)
@@ -182,7 +182,7 @@ class FusedStep(LeanStep):
             torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
         self.factors.found.clear()
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
-        self.question.lr_sum += lr
+        self.augmented.lr_sum += lr
 
 
 def _move(
