@@ -136,7 +136,7 @@ class Choice:
             attributes = None if stacked is None else Attributes(alone.loop.trainer.lightning_module)
             self._decided = alone.layout, attributes, stacked
         elif (stacked := decided[2]) is not None and not stacked.given_up and (reason := _refusal(alone, setting)):
-            stacked.give_up(UnfitError(reason))  # a callback has changed something
+            stacked.give_up(UnfitError(reason))  # a callback has changed the trainer since it was decided
         return None if stacked is None or stacked.given_up else stacked
 
     def _decide(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:

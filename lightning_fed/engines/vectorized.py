@@ -92,14 +92,12 @@ class VectorizedEngine:
         return self.alone.loop.trainer
 
     def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
-        self.alone.workspace.reset()
+        self.alone.workspace.reset()  # the visits of a stack before may have left a client's model in the module
         try:
             replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
-        except (
-            Exception
-        ) as error:  # a user's step may raise anything; one by one it is raised with a name
+        except Exception as error:  # a user's step may raise anything; one by one it is raised with a name
             for state, visit in zip(states, visits, strict=True):
                 yield Replies.of(self.alone.visit(step, state, down, visit))
             self.stacked.give_up(error)

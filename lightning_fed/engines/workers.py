@@ -115,8 +115,8 @@ class WorkersEngine:
         """In the child: one client's reply, and everything else its visit did; or why it needs a single process."""
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
-        set_results(trainer, results := RoundResults(training=True))
+        callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]  # the terminal is the parent's
+        set_results(trainer, results := RoundResults(training=True))  # what this visit logs, and nothing before it
         unmergeable = _watch(trainer)
         for part in module.modules():
             if isinstance(part, Metric):
@@ -213,7 +213,7 @@ class _Team:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # a pool of threads does not survive a fork
             for i in share:
                 try:
                     _send(line, i, task(i))

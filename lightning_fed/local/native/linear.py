@@ -69,7 +69,7 @@ def move(weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep:
 def _filled(rows: Tensor) -> Tensor:
     size = next(size for size in BATCHES if size >= len(rows))
     if size == len(rows):
-        return rows.contiguous()
+        return rows.contiguous()  # C goes from row to row by the number of columns
     return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
 
 

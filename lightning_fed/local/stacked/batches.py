@@ -111,12 +111,12 @@ class Batches:
         self, plans: Sequence[Plan], convert: Callable[[Any], Any], like: Tensor, scratch: dict[Hashable, Tensor]
     ) -> None:
         first = plans[0]
-        if any(plan.transform != first.transform for plan in plans):
+        if any(plan.transform != first.transform for plan in plans):  # batches of all clients are transformed at once
             raise UnfitError("clients have different transforms")
         self.convert, self.like, self.transform, self.batch_size = convert, like, first.transform, first.batch_size
         self.plans, self.scratch = plans, scratch
         self.steps = max(plan.steps for plan in plans)
-        self.sizes = np.zeros((len(plans), self.steps + 1), dtype=np.int64)
+        self.sizes = np.zeros((len(plans), self.steps + 1), dtype=np.int64)  # a last column, for those who are done
         for own, plan in zip(self.sizes, plans, strict=True):
             own[: plan.steps] = plan.sizes
         bytes_by_step = sum(t[:1].numel() * t.element_size() for t in first.tensors) * len(plans) * self.batch_size

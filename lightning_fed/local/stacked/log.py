@@ -57,6 +57,7 @@ class StepLog:
     def replay(self, trainer: pl.Trainer) -> None:
         module = trainer.lightning_module
         enter_hook(module, "training_step")
+        # metrics first, as in a step: it updates a metric before it logs it
         for metric in {id(m): m for noted in self._noted for m, _ in noted.outline.updates}.values():
             self._update(metric)
         for name in {name: None for noted in self._noted for name in noted.outline.logged}:

@@ -58,7 +58,7 @@ class Parts:
         graph = recorded.graph
         inputs = iter([node for node in graph.nodes if node.op == "placeholder"])
         params, shared, data = ([next(inputs) for _ in range(count)] for count in counts)
-        _keep_from_writing(graph, params)
+        _keep_from_writing(graph, params)  # before nodes are placed: the copies belong to the core
         places = _Places(graph, params, data)
         first, *rest = _results(graph)
 
@@ -72,7 +72,7 @@ class Parts:
         self.views = _part(recorded, params, places.views, seen)
         self._before = _part(recorded, [*shared, *data], places.before, made)
         self.core = _part(recorded, [*seen, *shared, *fed], places.core, [first, *left])
-        self.step = bound(self.core)
+        self.step = bound(self.core)  # the core itself stays as operators, for C
         self.whole = bound(recorded)  # all of it, for a single step
         self._after = _part(recorded, [*left, *shared, *data, *made], places.after, rest)
         self._fed = [[*data, *made].index(node) for node in fed]

@@ -68,7 +68,7 @@ def _check_layers(module: nn.Module) -> None:
 
 def _in_plain_words(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else ""
-    if "random" in text:
+    if "random" in text:  # torch.func's own messages name its options, which a user does not have
         return "it draws random numbers"
     if ".item()" in text or "data-dependent control flow" in text:
         return "it turns a tensor into a number, or decides by its value"

@@ -101,6 +101,7 @@ def _compare(
     parts: Parts, function: Function, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
     """Compare two steps in parts with the function itself."""
+    # another step than the recorded one: what the recording has frozen by mistake would differ
     steps = [data, [part.flip(0) for part in data]]
     expected = [function(*params, *shared, *step) for step in steps]
     prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
@@ -116,6 +117,7 @@ def _compare(
 def _in_c(
     function: Function, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> Steps | None:
+    # copies: the trial must not move the clients' models
     own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
     begins = np.cumsum(lengths) - lengths
     steps = [[part[at : at + count].clone() for part in varying] for at, count in zip(begins, few, strict=False)]

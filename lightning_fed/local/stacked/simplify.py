@@ -104,7 +104,7 @@ def bound(graph: GraphModule) -> Callable[..., Any]:
         function = getattr(torch._C._VariableFunctions, name, None) if not name.endswith("_like") else None
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.op, node.target = "call_method", "view"
-        elif function is not None and not name.startswith("new_"):
+        elif function is not None and not name.startswith("new_"):  # their Python forms take other arguments
             node.target = function
     quick.recompile()
     forward: Callable[..., Any] = quick.forward

@@ -56,6 +56,7 @@ class StackedLocal:
     ) -> None:
         self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
         self.frequent = frequent
+        # what Lightning's loop puts around a training step: a default type of numbers, for one
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs()
@@ -79,6 +80,7 @@ class StackedLocal:
         x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
         for ids in self._stacks(plans):
             size = max(plans[i].batch_size for i in ids)
+            # filled up with copies of the first client, whose answers are dropped
             members = [*ids, *ids[:1] * (self._width(len(ids), size, plans[ids[0]].kind) - len(ids))]
             own = [plans[i].widened(size) for i in members]
             x[ids], losses[ids] = _Run(self, problem.of_some(members), own, ids, log).go()
@@ -157,7 +159,7 @@ class _Run:
         self.local, self.problem, self.log = local, problem, log
         self.trainer, self.layout = local.trainer, local.layout
         self.optimizer = self.trainer.optimizers[0]
-        self.plain = is_plain(self.optimizer) and not problem.mapped
+        self.plain = is_plain(self.optimizer) and not problem.mapped  # then x moves as a whole, without an optimiser
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
         self.plans, self.ids, self.m, self.kind = plans, np.array(ids), len(plans), plans[0].kind
         self.x, self.constant = problem.start.clone(), problem.constant
@@ -203,6 +205,7 @@ class _Run:
         if not self.plain:
             self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
         for first in range(0, batches.steps, length):
+            # clients who have finished take a batch again, whose step is undone: the stack keeps its shape
             steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
             sizes = batches.sizes[:, first : min(first + length, batches.steps)].T  # (T, m); 0 for clients who wait
             tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
@@ -222,6 +225,7 @@ class _Run:
         prepared = parts.before(self.shared, data)
         fed, views, left = parts.fed(prepared), parts.views(*self.params), []
         for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
+            # views of parameters follow x, which moves in place; points that a map gives are others in every step
             at = views if not self.problem.mapped else parts.views(*self._at(first + t))
             gradient, *rest = parts.step(*at, *self.shared, *own)
             self._advance(gradient, sizes[t])
@@ -342,7 +346,7 @@ class _Run:
         numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
         given = own, [*self.shared, *numbers], parts.fed(prepared)
         code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
-        if code is None:
+        if code is None:  # told by the recorder; there will be none in later rounds either
             self.in_c = self.local.in_c = False
             return False
         if self.trainer.received_sigterm:

@@ -29,7 +29,7 @@ class LeanStep:
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # after the forward pass, as in Lightning's closure: a step may read old gradients
         self._move(loss)
         return {} if loss is None else {"loss": loss.detach()}
 

@@ -166,7 +166,7 @@ class FusedStep(LeanStep):
         sloping = [p for p in params if p.grad is not None]
         if not sloping and not found:
             return  # a batch without a loss makes no step
-        check_dense(sloping)
+        check_dense(sloping)  # before any weight moves: a refused step leaves the model as it was
         strength = lr * self.augmented.rho
         for weight, pairs in found.items():
             slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))

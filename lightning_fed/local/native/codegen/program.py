@@ -89,7 +89,11 @@ def _var_mean(x: Tensor, dim: Any = (), *, correction: Any = 1, keepdim: bool = 
 
 
 #: Means and variances as sums, in the order in which the sums are computed in C.
-_BY_SUMS = {aten.mean.default: _mean, aten.mean.dim: _mean, aten.var_mean.correction: _var_mean}
+_BY_SUMS: dict[Any, Callable[..., Any]] = {
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.var_mean.correction: _var_mean,
+}
 
 _WHERE = {"client": "c", "shared": "0", "step": "s"}
 
