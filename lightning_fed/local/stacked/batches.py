@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,12 +65,6 @@ class Plan:
     def kind(self) -> Hashable:
         """The shapes and types of a sample."""
         return kind_of(self.tensors)
-
-    def widened(self, size: int) -> Plan:
-        """The same batches, filled up to another size with their first samples."""
-        if size == self.batch_size:
-            return self
-        return replace(self, rows=torch.cat([self.rows, self.rows[:, :1].expand(-1, size - self.batch_size)], dim=1))
 
 
 def check_plannable(data: FederatedDataModule) -> None:

@@ -36,7 +36,7 @@ def try_out(stacked: StackedLocal, work: LocalWork, round: int, cohort: Sequence
     plan = Plan.all_of(stacked.trainer, work, [visit])[0]
     named = dict(stacked.trainer.lightning_module.named_parameters())
     params = [named[name].detach().clone() for name in stacked.layout.names]
-    (*data,) = Batches([plan], stacked.convert, params[0], {}).take([slice(1)])
+    (*data,) = Batches([plan], stacked.trainer.precision_plugin.convert_input, params[0], {}).take([slice(1)])
     batch = [part[0, : plan.sizes[0]].clone() for part in data]
     shared = [tensor.clone() for tensor in loss.shared()]
     with _unchanged(stacked, shared):

@@ -79,30 +79,30 @@ class StackedLocal:
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
         x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
         for ids in self._stacks(plans):
-            size = max(plans[i].batch_size for i in ids)
             # filled up with copies of the first client, whose answers are dropped
-            members = [*ids, *ids[:1] * (self._width(len(ids), size, plans[ids[0]].kind) - len(ids))]
-            own = [plans[i].widened(size) for i in members]
-            x[ids], losses[ids] = _Run(self, problem.of_some(members), own, ids, log).go()
+            members = [*ids, *ids[:1] * (self._width(len(ids), plans[ids[0]]) - len(ids))]
+            run = _Run(self, problem.of_some(members), [plans[i] for i in members], ids, log)
+            x[ids], losses[ids] = run.go()
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
         return Answers(x, losses.tolist(), lr, log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
-        """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
+        """Clients that are stacked together, by the shape of their batches."""
         groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for i, plan in enumerate(plans):
-            groups[plan.kind, plan.batch_size if self.is_recorded(plan.batch_size, plan.kind) else 0].append(i)
+            groups[plan.kind, plan.batch_size].append(i)
         stacks = []
-        for (_, size), ids in groups.items():
-            width = len(ids) if size in (0, self.full_batch) else SHORT_STACK
+        for (kind, size), ids in groups.items():
+            short = size != self.full_batch and self.is_recorded(size, kind)
+            width = SHORT_STACK if short else len(ids)
             stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
         return stacks
 
-    def _width(self, m: int, size: int, kind: Hashable) -> int:
+    def _width(self, m: int, plan: Plan) -> int:
         """The size of the stack for m clients, which is filled up with the first: few different ones are recorded."""
-        if (self.in_c and size == self.full_batch) or not self.is_recorded(size, kind):
-            return m
-        return rounded(m) if size == self.full_batch else SHORT_STACK
+        if plan.batch_size == self.full_batch:
+            return m if self.in_c else rounded(m)
+        return SHORT_STACK if self.is_recorded(plan.batch_size, plan.kind) else m
 
     def is_recorded(self, size: int, kind: Hashable) -> bool:
         """Whether steps on batches of this size, of samples of this kind, are recorded."""
@@ -140,9 +140,6 @@ class StackedLocal:
             if gradient is None and not is_plain(self.trainer.optimizers[0]):
                 raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
 
-    def convert(self, batch: Any) -> Any:
-        return self.trainer.precision_plugin.convert_input(batch)
-
 
 class _Run:
     """The local steps of one stack, from its problem to its answers.
@@ -173,7 +170,7 @@ class _Run:
     def go(self) -> tuple[Tensor, Tensor]:
         """Where the clients end (m, d), and their mean losses (m,)."""
         with torch.inference_mode() if self.plain else torch.no_grad():
-            batches = Batches(self.plans, self.local.convert, self.x, self.local.scratch)
+            batches = Batches(self.plans, self.trainer.precision_plugin.convert_input, self.x, self.local.scratch)
             if not self.in_c or not self._all_in_c(batches):
                 self._side_by_side(batches)
         losses = (self.totals / self.counts)[: len(self.ids)]
