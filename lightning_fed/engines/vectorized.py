@@ -140,7 +140,8 @@ class VectorizedEngine:
                 plans = Plan.all_of(self.trainer, self.alone.loop.work, [visits[i] for i in asked])
                 answers = self.stacked.solve(StackedProblem.of(list(asked.values())), plans)
                 logs.append(answers.log)
-                points = torch.unbind_copy(answers.x)  # clients keep them for different times
+                unbind_copy: Any = torch.unbind_copy  # whose type says that it returns nothing
+                points = unbind_copy(answers.x)  # copies: clients keep them for different times
                 for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
                     talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr))
                     visits[i].question = None if asked[i].is_mapped else asked[i].question
