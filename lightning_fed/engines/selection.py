@@ -81,15 +81,17 @@ def steps_by_kind(trainer: pl.Trainer, setting: Setting) -> dict[tuple[int, Hash
     return {kind: share * count for kind, count in found.items()}
 
 
-def not_worth_it(trainer: pl.Trainer, setting: Setting) -> str | None:
-    """Why stacking clients would not be faster; None if it should be."""
+def not_worth_it(trainer: pl.Trainer, setting: Setting, steps: Mapping[tuple[int, Hashable], float]) -> str | None:
+    """Why ``auto`` does not stack clients: it would not be faster, or the module does not say that it is right."""
     if setting.cohort < 2:
         return "a round has one client"
-    steps, full = steps_by_kind(trainer, setting), setting.full_batch
-    together = sum(count for kind, count in steps.items() if kind[0] == full or count >= FREQUENT)
-    if together < sum(steps.values()) / 2:
+    recorded = sum(count for kind, count in steps.items() if kind[0] == setting.full_batch or count >= FREQUENT)
+    if recorded < sum(steps.values()) / 2:
         return "most batches have sizes that few others have"
-    return unfavourable(trainer.lightning_module) if trainer.strategy.root_device.type == "cpu" else None
+    module = trainer.lightning_module
+    if trainer.strategy.root_device.type == "cpu" and (reason := unfavourable(module)):
+        return reason
+    return None if declares(module, "stackable", "training_step") else undeclared(module)
 
 
 class Choice:
@@ -124,40 +126,32 @@ class Choice:
         warnings.warn(f"Clients are trained in this process from here on: {reason}.", stacklevel=2)
 
     def _stacked(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
-        """The solver of a stack of clients; None if clients are trained one by one."""
-        stacked = self._decision(alone, setting, cohort)
-        if stacked is None or stacked.given_up:
-            return None
-        if reason := self._why_not(alone, setting):  # a callback may have changed something
-            stacked.give_up(UnfitError(reason))
-            return None
-        return stacked
+        """The solver of a stack of clients; None if clients are trained one by one.
 
-    def _why_not(self, alone: SequentialEngine, setting: Setting) -> str | None:
-        return why_not_stacked(alone.loop.trainer, setting.work, setting.keeps_buffers, alone.layout.dtype)
-
-    def _decision(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
-        """Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them."""
-        if self._decided is not None and self._decided[0] == alone.layout:
-            attributes, stacked = self._decided[1:]
-            if attributes is None or attributes.first_change() is None:
-                return stacked
-        stacked = self._decide(alone, setting, cohort)
-        attributes = None if stacked is None else Attributes(alone.loop.trainer.lightning_module)
-        self._decided = alone.layout, attributes, stacked
-        return stacked
+        Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them.
+        """
+        decided = self._decided
+        if decided is None or decided[0] != alone.layout or (decided[1] is not None and decided[1].first_change()):
+            stacked = self._decide(alone, setting, cohort)
+            attributes = None if stacked is None else Attributes(alone.loop.trainer.lightning_module)
+            self._decided = alone.layout, attributes, stacked
+        elif (stacked := decided[2]) is not None and not stacked.given_up and (reason := _refusal(alone, setting)):
+            stacked.give_up(UnfitError(reason))  # a callback has changed the trainer since it was decided
+        return None if stacked is None or stacked.given_up else stacked
 
     def _decide(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
         if self.asked == "sequential":
             return None
-        trainer, layout = alone.loop.trainer, alone.layout
+        trainer = alone.loop.trainer
         try:
             check_plannable(trainer.datamodule)  # type: ignore[attr-defined]
-            if self.asked == "auto":
-                self._check_worth(trainer, setting)
-            if reason := self._why_not(alone, setting):
+            steps = steps_by_kind(trainer, setting)
+            unwanted = not_worth_it(trainer, setting, steps) if self.asked == "auto" else None
+            if reason := unwanted or _refusal(alone, setting):
                 raise UnfitError(reason)
-            stacked = self._made(trainer, setting, layout)
+            frequent = {kind for kind, count in steps.items() if count >= FREQUENT}
+            in_c = self._saved_by_c(setting) > C_SECONDS
+            stacked = StackedLocal(trainer, alone.layout, setting.full_batch, frequent, in_c, self.workers)
             try_out(stacked, setting.work, alone.round, cohort)
         except UnfitError as error:
             if self.asked == "vectorized":
@@ -170,22 +164,13 @@ class Choice:
         rank_zero_info(f"Clients are trained side by side{how}{rest}.")
         return stacked
 
-    def _check_worth(self, trainer: pl.Trainer, setting: Setting) -> None:
-        """What ``auto`` asks for: that stacking should be faster, and that the module says it is right."""
-        module = trainer.lightning_module
-        if reason := not_worth_it(trainer, setting):
-            raise UnfitError(reason)
-        if not declares(module, "stackable", "training_step"):
-            raise UnfitError(undeclared(module))
-
-    def _made(self, trainer: pl.Trainer, setting: Setting, layout: Layout) -> StackedLocal:
-        in_c = self._saved_by_c(setting) > C_SECONDS
-        frequent = {kind for kind, steps in steps_by_kind(trainer, setting).items() if steps >= FREQUENT}
-        return StackedLocal(trainer, layout, setting.full_batch, frequent, in_c, self.workers)
-
     def _saved_by_c(self, setting: Setting) -> float:
         """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""
         if self.compile != "auto":
             return math.inf if self.compile else 0
         steps = ROUNDS * (setting.work.steps or setting.work.epochs or 1)
         return steps * -(-setting.cohort // STACK) * SAVED_SECONDS
+
+
+def _refusal(alone: SequentialEngine, setting: Setting) -> str | None:
+    return why_not_stacked(alone.loop.trainer, setting.work, setting.keeps_buffers, alone.layout.dtype)

@@ -62,6 +62,7 @@ class SequentialEngine:
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Reply[Any, Any]]:
+        # one by one also in memory: a state is fetched when its visit begins
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             yield self.visit(step, state, down, Visit(self.round, cid, position, len(cohort)))
 

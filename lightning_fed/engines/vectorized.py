@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,23 +11,20 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.problem import Local, LocalProblem, Solution
 from lightning_fed.core.round import Step
-from lightning_fed.engines.batched_step import DiffersError, Together, all_at_once
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.solver import ModuleLocal
 from lightning_fed.local.stacked.batches import Plan
 from lightning_fed.local.stacked.log import StepLog
-from lightning_fed.local.stacked.problem import Questions
+from lightning_fed.local.stacked.problem import StackedProblem
 from lightning_fed.local.stacked.solver import StackedLocal
 from lightning_fed.local.stacked.stack import STACK, STACK_NUMBERS
 from lightning_fed.trainer.hooks import Visit, listening, notify, reading
 
-log = logging.getLogger(__name__)
-
 
 class _AskedError(Exception):
-    """A client's step has come to a question that is not answered yet."""
+    """A client's step has come to a problem that is not solved yet."""
 
     def __init__(self, asked: LocalProblem) -> None:
         self.asked = asked
@@ -75,7 +71,7 @@ class VectorizedEngine:
 
     Args:
         alone: asks clients one by one: what they do apart from local steps, and whatever cannot be stacked after all.
-        stacked: answers the questions of a stack.
+        stacked: solves the problems of a stack.
     """
 
     def __init__(self, alone: SequentialEngine, stacked: StackedLocal) -> None:
@@ -96,12 +92,12 @@ class VectorizedEngine:
         return self.alone.loop.trainer
 
     def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
-        self.alone.workspace.reset()
+        self.alone.workspace.reset()  # the visits of a stack before may have left a client's model in the module
         try:
             replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
-        except Exception as error:  # if a client is at fault, it is found one by one
+        except Exception as error:  # a user's step may raise anything; one by one it is raised with a name
             for state, visit in zip(states, visits, strict=True):
                 yield Replies.of(self.alone.visit(step, state, down, visit))
             self.stacked.give_up(error)
@@ -126,56 +122,32 @@ class VectorizedEngine:
     def _together(
         self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
     ) -> tuple[Replies, list[StepLog]]:
-        """The replies of a stack: by one client step for all, or, where clients differ, by a step each."""
-        if self.stacked.alike:
-            plans = self._plans(visits)
-            lr = float(self.trainer.optimizers[0].param_groups[0]["lr"])
-            local = Together(lambda questions: self.stacked.solve(questions, plans), plans[0], lr)
-            try:
-                if any(plan.steps != plans[0].steps for plan in plans):
-                    raise DiffersError("clients have different numbers of steps")
-                replies = all_at_once(step, states, down, local)
-            except (DiffersError, RuntimeError) as error:
-                log.debug("Clients are talked to one by one: %s", error)
-                self.stacked.alike = False
-            else:
-                self._check(replies, visits)
-                assert local.answers is not None
-                for i, visit in enumerate(visits if listening(self.trainer, "on_client_end") else ()):
-                    visit.question = local.answers.questions[i]
-                return replies, [local.answers.log]
-        return self._one_step_each(step, states, down, visits)
-
-    def _one_step_each(
-        self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
-    ) -> tuple[Replies, list[StepLog]]:
+        """The replies of a stack. Clients run their steps until each has asked, and all are answered at once."""
         talks = [_Talk(self.alone.local(visit), self.alone.workspace) for visit in visits]
         replies: dict[int, Reply[Any, Any]] = {}
         logs: list[StepLog] = []
         while len(replies) < len(visits):
-            questions: dict[int, LocalProblem] = {}
+            asked: dict[int, LocalProblem] = {}
             for i, visit in enumerate(visits):
                 if i not in replies:
                     with self.alone.naming(visit.client):
                         said = talks[i].attempt(step, states[i], down)
                     if isinstance(said, LocalProblem):
-                        questions[i] = said
+                        asked[i] = said
                     else:
                         replies[i] = said
-            if questions:
-                plans = self._plans([visits[i] for i in questions])
-                answers = self.stacked.solve(Questions.of(list(questions.values())), plans)
+            if asked:
+                plans = Plan.all_of(self.trainer, self.alone.loop.work, [visits[i] for i in asked])
+                answers = self.stacked.solve(StackedProblem.of(list(asked.values())), plans)
                 logs.append(answers.log)
-                for j, (i, plan) in enumerate(zip(questions, plans, strict=True)):
-                    x, loss = answers.x[j].clone(), answers.losses[j]
+                unbind_copy: Any = torch.unbind_copy  # whose type says that it returns nothing
+                points = unbind_copy(answers.x)  # copies: clients keep them for different times
+                for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
                     talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr))
-                    visits[i].question = None if answers.questions.mapped else questions[i].question
+                    visits[i].question = None if asked[i].is_mapped else asked[i].question
         stacked = Replies.of(*(replies[i] for i in range(len(visits))))
         self._check(stacked, visits)
         return stacked, logs
-
-    def _plans(self, visits: Sequence[Visit]) -> list[Plan]:
-        return Plan.all_of(self.trainer, self.alone.loop.work, visits)
 
     def _check(self, replies: Replies, visits: list[Visit]) -> None:
         if not is_finite(replies.x_i):

@@ -1,28 +1,29 @@
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed.core.layout import clones, overwrite, parameters_of
+from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
-from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
-from lightning_fed.engines.shared_memory import Parcel
+from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import (
     ProgressBar,
     SIGTERMException,
@@ -37,19 +38,15 @@ from lightning_fed.trainer.hooks import Exactness, Visit, listening, notify, rea
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.merged_log import Logged
 
-#: Clients whose answers may be under way at once: each takes two file descriptors.
-TOGETHER = 128
-
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """What comes back with a reply whose state is sent by itself."""
+    """What a child sends to its parent for one client."""
 
     reply: Reply[Any, Any]
     logged: Logged
     left: Left
     visit: dict[str, Any]  # what it has come to know
-    alone: str | None  # why this visit needs a single process
 
 
 class WorkersEngine:
@@ -71,49 +68,41 @@ class WorkersEngine:
     ) -> Iterator[Reply[Any, Any]]:
         known = list(states)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        done = 0
-        while done < len(visits) and self.workers > 1:
-            done += yield from self._ask(step, known, down, visits, range(done, min(done + TOGETHER, len(visits))))
+        done = yield from self._ask_workers(step, known, down, visits)
         for state, visit in zip(known[done:], visits[done:], strict=True):
             yield self.alone.visit(step, state, down, visit)
 
-    def _ask(
-        self, step: Step, known: list[Any], down: Broadcast, visits: list[Visit], share: Sequence[int]
+    def _ask_workers(
+        self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
     ) -> Generator[Reply[Any, Any], None, int]:
-        """Yields the replies of a share of the cohort; returns how many (fewer if workers are abandoned)."""
-        first = share[0]
-
-        def task(i: int) -> tuple[Any, _Answer]:
-            return self._answer(step, known[first + i], down, visits[first + i])
-
-        def before(i: int) -> list[Tensor]:
-            return [leaf for leaf in tree_leaves((known[first + i], down)) if isinstance(leaf, Tensor)]
-
-        team = _Team(min(self.workers, len(share)), len(share), task, before)
+        """Yields replies in the order of the cohort; returns how many (fewer if workers are abandoned)."""
+        names = [self.alone.where(visit.client) for visit in visits]
+        team = _Team(self.workers, names, lambda i: self._answer(step, states[i], down, visits[i]))
         try:
-            for i, visit in enumerate(visits[first : first + len(share)]):
+            for i, visit in enumerate(visits):
                 notify(self.trainer, "on_client_start", visit)
                 try:
-                    state, answer = team.receive(i, self.alone.where(visit.client))
+                    answer = team.receive(i)
                 finally:
                     if self.trainer.received_sigterm:
                         raise SIGTERMException
-                if answer.alone is not None:
-                    self.workers = 1
-                    self.give_up(answer.alone)
+                if isinstance(answer, str):
+                    self.give_up(answer)
                     return i
-                yield self._take(visit, replace(answer.reply, state=state), answer)
+                yield self._take(visit, answer)
         finally:
             team.dismiss()
-        return len(share)
+        return len(visits)
 
     @property
     def trainer(self) -> pl.Trainer:
         return self.alone.loop.trainer
 
-    def _take(self, visit: Visit, reply: Reply[Any, Any], answer: _Answer) -> Reply[Any, Any]:
+    def _take(self, visit: Visit, answer: _Answer) -> Reply[Any, Any]:
+        """Do here what the visit did in the child, and tell callbacks of its end."""
+        reply = answer.reply
         answer.logged.put_into(self.trainer)
-        self.alone.take(visit.client, reply, _unpacked(answer.left))
+        self.alone.take(visit.client, reply, answer.left)
         vars(visit).update(answer.visit)
         for optimizer in self.trainer.optimizers:
             vars(optimizer)["_opt_called"] = True  # elsewhere; schedulers look at it before they step
@@ -122,12 +111,12 @@ class WorkersEngine:
         notify(self.trainer, "on_client_end", visit, reply)
         return reply
 
-    def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> tuple[Any, _Answer]:
-        """In the child: one client's reply, and everything else its visit did."""
+    def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> _Answer | str:
+        """In the child: one client's reply, and everything else its visit did; or why it needs a single process."""
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]
-        set_results(trainer, results := RoundResults(training=True))
+        callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]  # the terminal is the parent's
+        set_results(trainer, results := RoundResults(training=True))  # what this visit logs, and nothing before it
         unmergeable = _watch(trainer)
         for part in module.modules():
             if isinstance(part, Metric):
@@ -136,37 +125,18 @@ class WorkersEngine:
         updates, streams = _updates(loose), streams_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
         self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
-        left = self.alone.left[visit.client]
         _share_states(module)
         if updates != _updates(loose):
             unmergeable.append("training updates a metric that is no part of the module")
         if any(stream.changed() for stream in streams):
             unmergeable.append("training draws from a random generator of the data")
-        if (name := _unsendable(left)) is not None:
-            unmergeable.append(name)
+        if unmergeable:
+            return unmergeable[0]
         facts = {name: getattr(visit, name) for name in ("step", "optimizer_steps", "planned", "work", "loss")}
         if listening(trainer, "on_client_end"):
             certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
             facts |= {"question": visit.question, "certificate": certificate}
-        if unmergeable:  # the parent takes nothing of it
-            left = self.alone.workspace.unchanged
-        rest, logged = replace(reply, state=None), Logged.of(results, module)
-        return reply.state, _Answer(rest, logged, left, facts, next(iter(unmergeable), None))
-
-
-def _unpacked(left: Left) -> Left:
-    """With tensors of its own: those that came would keep the whole parcel."""
-    appended = tree_map_only(Tensor, Tensor.clone, left.changes.appended)
-    return replace(left, state=clones(left.state), changes=replace(left.changes, appended=appended))
-
-
-def _unsendable(left: Left) -> str | None:
-    """Why what a visit left behind cannot be sent to another process; None if it can."""
-    try:
-        pickle.dumps(left.changes.appended)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
-        return f"training appends entries to a list that cannot be sent to another process ({error})"
-    return None
+        return _Answer(reply, Logged.of(results, module), self.alone.left[visit.client], facts)
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
@@ -216,77 +186,107 @@ class _Team:
     """Forked processes, the k-th of n with the tasks k, k + n, k + 2n, ...
 
     Args:
-        task: gives the state of a client and the rest of its answer, by its place in the cohort.
-        known: the tensors that need not be sent with them.
+        names: how messages about the client of each task begin.
+        task: answers for a client, by its place in the cohort.
     """
 
-    def __init__(
-        self,
-        workers: int,
-        tasks: int,
-        task: Callable[[int], tuple[Any, _Answer]],
-        known: Callable[[int], list[Tensor]],
-    ) -> None:
-        self.known = known
-        self.parcels = [(Parcel(), Parcel()) for _ in range(tasks)]
+    def __init__(self, workers: int, names: Sequence[str], task: Callable[[int], _Answer | str]) -> None:
+        self.names = names
         self.lines: list[Connection] = []
         self.pids: list[int] = []
+        self._arrived: dict[int, _Answer | str | ClientError] = {}
         sys.stdout.flush()  # or children would print it once more
-        for k in range(workers):
-            receiver, sender = Pipe(duplex=False)
+        for k in range(min(workers, len(names))):
+            receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # other threads are not needed
                 pid = os.fork()
             if pid == 0:
-                self._work(range(k, tasks, workers), task, sender)
+                self._work(range(k, len(names), workers), task, sender)
             sender.close()
             self.lines.append(receiver)
             self.pids.append(pid)
 
-    def _work(self, share: Sequence[int], task: Callable[[int], tuple[Any, _Answer]], line: Connection) -> None:
+    def _work(self, share: Sequence[int], task: Callable[[int], _Answer | str], line: Connection) -> None:
         """Everything a child does; it never returns."""
         code = 1
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            torch.set_num_threads(1)
+            torch.set_num_threads(1)  # a pool of threads does not survive a fork
             for i in share:
                 try:
-                    state, answer = task(i)
-                    first, second = self.parcels[i]
-                    labels = [first.fill(state, self.known(i)), second.fill(answer, self._known(i, state))]
-                    line.send((None, labels))
-                except BaseException as error:  # whatever ends the child is told to the parent, which raises it
-                    line.send(((isinstance(error, DivergenceError), type(error).__name__, str(error)), []))
+                    _send(line, i, task(i))
+                except ClientError as error:
+                    _send(line, i, error)
+                    break
+                except BaseException as error:  # whatever ends the child: the parent raises it with the client's name
+                    _send(line, i, ClientError(f"{self.names[i]}: {type(error).__name__}: {error}"))
                     break
             code = 0
         finally:
             sys.stdout.flush()
             os._exit(code)
 
-    def receive(self, i: int, where: str) -> tuple[Any, _Answer]:
-        try:
-            failure, labels = self.lines[i % len(self.lines)].recv()
-        except EOFError:
-            raise ClientError(f"{where}: its process died, perhaps for lack of memory. Use fewer workers.") from None
-        if failure is not None:
-            diverged, kind, text = failure
-            known = kind in (ClientError.__name__, DivergenceError.__name__)
-            raise (DivergenceError if diverged else ClientError)(text if known else f"{where}: {kind}: {text}")
-        first, second = self.parcels[i]
-        state = first.open(labels[0], self.known(i))
-        return state, second.open(labels[1], self._known(i, state))
+    def receive(self, i: int) -> _Answer | str:
+        """The answer of a task; others that arrive before it are kept, so that no child waits until its turn."""
+        own = self.lines[i % len(self.lines)]
+        while i not in self._arrived:
+            if own.closed:
+                raise ClientError(f"{self.names[i]}: its process died, perhaps for lack of memory. Use fewer workers.")
+            for line in wait([line for line in self.lines if not line.closed]):
+                self._take_from(line)
+        answer = self._arrived.pop(i)
+        if isinstance(answer, ClientError):
+            raise answer
+        return answer
 
-    def _known(self, i: int, state: Any) -> list[Tensor]:
-        return [*self.known(i), *(leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))]
+    def _take_from(self, line: Any) -> None:
+        try:
+            i, answer = _received(line)
+        except (EOFError, OSError):  # the child has ended: with all its tasks done, or died
+            line.close()
+        else:
+            self._arrived[i] = answer
 
     def dismiss(self) -> None:
-        """Kill the processes that still run, and close their pipes."""
+        """Kill the processes that still run, and close their lines."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         for line in self.lines:
             line.close()
-        for parcels in self.parcels:
-            for parcel in parcels:
-                parcel.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Puts the numbers of tensors beside the stream, without a copy; torch would send the storage of a view whole."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not Tensor:
+            return NotImplemented
+        return _tensor, (obj.detach().contiguous().view(-1).view(torch.uint8).numpy(), obj.dtype, obj.shape)
+
+
+def _tensor(numbers: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.from_numpy(numbers).view(dtype).view(shape)
+
+
+def _send(line: Connection, i: int, content: Any) -> None:
+    stream, beside = io.BytesIO(), list[pickle.PickleBuffer]()
+    try:
+        _Pickler(stream, protocol=5, buffer_callback=beside.append).dump((i, content))
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:  # what pickle and torch raise
+        return _send(line, i, f"training leaves something that cannot be sent to another process ({error})")
+    parts = [each.raw() for each in beside]
+    line.send((stream.getvalue(), [part.nbytes for part in parts]))
+    for part in parts:
+        line.send_bytes(part)
+
+
+def _received(line: Connection) -> Any:
+    """What was sent; every tensor in memory of its own, aligned as torch aligns it."""
+    stream, sizes = line.recv()
+    parts = [torch.empty(size, dtype=torch.uint8).numpy() for size in sizes]
+    for part in parts:
+        line.recv_bytes_into(part)
+    return pickle.loads(stream, buffers=parts)

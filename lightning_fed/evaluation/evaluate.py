@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -88,9 +88,14 @@ def _evaluate_together(
         return None
     try:
         return evaluate_together(trainer, step, split, ids, models)
-    except Exception as error:  # torch.func has many ways to refuse a step; bad data are named one by one
-        log.info("Clients are evaluated one by one: %s: %s", type(error).__name__, error)
+    except Exception as error:  # a user's step may raise anything; one by one it is raised again, if it was genuine
+        _tell_once(f"{type(error).__name__}: {error}")
         return None
+
+
+@cache
+def _tell_once(reason: str) -> None:
+    log.info("Clients are evaluated one by one: %s", reason)
 
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:

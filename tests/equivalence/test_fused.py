@@ -158,7 +158,7 @@ def test_layers_are_as_they_were_after_a_fit() -> None:
     assert "forward" not in vars(trainer.lightning_module.twice)
 
 
-@pytest.mark.skipif(linear.why_not() is not None, reason=str(linear.why_not()))
+@pytest.mark.skipif(linear.defect() is not None, reason=str(linear.defect()))
 @pytest.mark.parametrize("kind", [Once, OnceOverTime, DifferentiatesFirst, Wide, OncePenalised, Penalised])
 def test_large_weights_move_once_in_each_step(kind: type[Wide], monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
@@ -170,7 +170,7 @@ def test_large_weights_move_once_in_each_step(kind: type[Wide], monkeypatch: pyt
 
 def test_without_a_compiler_torchs_own_operators_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = fit(Once(), FedADMM(eta=2.0))
-    monkeypatch.setattr(linear, "why_not", lambda: "for the sake of it")
+    monkeypatch.setattr(linear, "defect", lambda: "for the sake of it")
     found, _ = fit(Once(), FedADMM(eta=2.0))
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 

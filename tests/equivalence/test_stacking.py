@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
 from lightning_fed.local.native.codegen.operators import EVERY
-from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.solver import StackedLocal
 
 
@@ -82,7 +82,7 @@ def test_steps_in_place_touch_neither_questions_nor_earlier_answers(
     module = Smooth(optimizer=optimizer)
     seen: list[tuple[Tensor | None, Tensor]] = []
 
-    def watched(local: StackedLocal, questions: Questions, plans: Any) -> Answers:
+    def watched(local: StackedLocal, questions: StackedProblem, plans: Any) -> Answers:
         given = [questions.start, questions.constant]
         before = [None if part is None else part.clone() for part in given]
         answers = solve(local, questions, plans)

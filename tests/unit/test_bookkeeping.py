@@ -13,8 +13,6 @@ from lightning_fed.algorithms import FedADMM
 from lightning_fed.core import Solution, randomness
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import Cost
-from lightning_fed.core.records import record
-from lightning_fed.engines.batched_step import rows_of
 from lightning_fed.evaluation.by_sample import STACK, _groups
 from lightning_fed.tracking import log_table
 
@@ -50,40 +48,6 @@ def test_clients_who_never_took_part_share_one_fresh_state_a_round(monkeypatch):
 def test_nothing_costs_nothing():
     assert Cost.sum([]) == Cost()
     assert Cost.sum([Cost(1, 2, 3, 4), Cost(10, 20, 30, 40)]) == Cost(11, 22, 33, 44)
-
-
-@record
-class _Inner:
-    a: torch.Tensor
-
-
-@record
-class _Flat:
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-@record
-class _Nested:
-    a: torch.Tensor
-    inner: _Inner
-
-
-@record
-class _Empty:
-    pass
-
-
-def test_records_of_a_stack_have_memory_of_their_own():
-    stack = torch.arange(6.0).view(3, 2)
-    flat, nested = rows_of(_Flat(stack, -stack), 3), rows_of(_Nested(stack, _Inner(-stack)), 3)
-    for i, (f, n) in enumerate(zip(flat, nested, strict=True)):
-        assert torch.equal(f.a, stack[i])
-        assert torch.equal(f.b, -stack[i])
-        assert torch.equal(n.a, stack[i])
-        assert torch.equal(n.inner.a, -stack[i])
-        assert all(t.untyped_storage().nbytes() == 8 for t in (f.a, f.b, n.a, n.inner.a))
-    assert [type(row) for row in rows_of(_Empty(), 2)] == [_Empty, _Empty]
 
 
 @pytest.mark.parametrize("accelerated", [False, True])

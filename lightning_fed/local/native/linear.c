@@ -5,6 +5,10 @@
 
 #define ROWS 4 /* of the weight that go together */
 #define MOST 8 /* samples */
+/* a statement for each size of batches, which is then a constant wherever it is inlined */
+#define CASE(size, ...) case size: { enum { BATCH = size }; __VA_ARGS__; return; }
+#define EACH_BATCH(...) \
+    switch (batch) { CASE(1, __VA_ARGS__) CASE(2, __VA_ARGS__) CASE(4, __VA_ARGS__) CASE(8, __VA_ARGS__) }
 #define LOAD(from) (*(const VEC *)(from))
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__x86_64__) && defined(__GLIBC__)

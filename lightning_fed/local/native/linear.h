@@ -30,84 +30,63 @@ INLINE void NAME(multiply)(const T *restrict w, const T *restrict x, T *restrict
     }
 }
 
-/* dx += dy w, for the inputs first..last and the outputs r.. */
-INLINE void NAME(slope_rows)(const T *restrict w, const T *restrict dy, T *restrict dx, size_t in, size_t out,
-                             size_t first, size_t last, size_t r, const int rows, const int batch) {
-    T slopes[MOST][ROWS];
-    for (int k = 0; k < batch; k++)
-        for (int i = 0; i < rows; i++) slopes[k][i] = dy[k * out + r + i];
-    w += r * in;
-    #pragma omp simd
-    for (size_t j = first; j < last; j++) {
-        for (int k = 0; k < batch; k++) {
-            T sum = dx[k * in + j];
-            for (int i = 0; i < rows; i++) sum += slopes[k][i] * w[i * in + j];
-            dx[k * in + j] = sum;
+/* dx += dy w, for the inputs first..last and the outputs from..to */
+INLINE void NAME(slope)(const T *restrict w, const T *restrict dy, T *restrict dx, size_t in, size_t out,
+                        size_t first, size_t last, size_t from, size_t to, const int rows, const int batch) {
+    for (size_t r = from; r + rows <= to; r += rows) {
+        const T *row = w + r * in;
+        T slopes[MOST][ROWS];
+        for (int k = 0; k < batch; k++)
+            for (int i = 0; i < rows; i++) slopes[k][i] = dy[k * out + r + i];
+        #pragma omp simd
+        for (size_t j = first; j < last; j++) {
+            for (int k = 0; k < batch; k++) {
+                T sum = dx[k * in + j];
+                for (int i = 0; i < rows; i++) sum += slopes[k][i] * row[i * in + j];
+                dx[k * in + j] = sum;
+            }
         }
     }
 }
 
-INLINE void NAME(slope)(const T *w, const T *dy, T *dx, size_t in, size_t out, size_t first, size_t last,
-                        const int batch) {
-    size_t r = 0;
-    for (; r + ROWS <= out; r += ROWS) NAME(slope_rows)(w, dy, dx, in, out, first, last, r, ROWS, batch);
-    for (; r < out; r++) NAME(slope_rows)(w, dy, dx, in, out, first, last, r, 1, batch);
-}
-
-/* w = keep * w + pull * target - lr * dy^T x, for the inputs first..last and the outputs r.. */
-INLINE void NAME(step_rows)(T *restrict w, const T *restrict target, const T *restrict x, const T *restrict dy,
-                            size_t in, size_t out, size_t first, size_t last, T keep, T pull, T lr, size_t r,
-                            const int rows, const int batch) {
-    T slopes[MOST][ROWS];
-    for (int k = 0; k < batch; k++)
-        for (int i = 0; i < rows; i++) slopes[k][i] = lr * dy[k * out + r + i];
-    w += r * in;
-    target += r * in;
-    #pragma omp simd
-    for (size_t j = first; j < last; j++) {
-        for (int i = 0; i < rows; i++) {
-            T new = keep * w[i * in + j] + pull * target[i * in + j];
-            for (int k = 0; k < batch; k++) new -= slopes[k][i] * x[k * in + j];
-            w[i * in + j] = new;
+/* w = keep * w + pull * target - lr * dy^T x, for the inputs first..last and the outputs from..to */
+INLINE void NAME(step)(T *restrict w, const T *restrict target, const T *restrict x, const T *restrict dy, size_t in,
+                       size_t out, size_t first, size_t last, T keep, T pull, T lr, size_t from, size_t to,
+                       const int rows, const int batch) {
+    for (size_t r = from; r + rows <= to; r += rows) {
+        T *row = w + r * in;
+        const T *pulls = target + r * in;
+        T slopes[MOST][ROWS];
+        for (int k = 0; k < batch; k++)
+            for (int i = 0; i < rows; i++) slopes[k][i] = lr * dy[k * out + r + i];
+        #pragma omp simd
+        for (size_t j = first; j < last; j++) {
+            for (int i = 0; i < rows; i++) {
+                T new = keep * row[i * in + j] + pull * pulls[i * in + j];
+                for (int k = 0; k < batch; k++) new -= slopes[k][i] * x[k * in + j];
+                row[i * in + j] = new;
+            }
         }
     }
 }
-
-INLINE void NAME(step)(T *w, const T *target, const T *x, const T *dy, size_t in, size_t out, size_t first,
-                       size_t last, T keep, T pull, T lr, const int batch) {
-    size_t r = 0;
-    for (; r + ROWS <= out; r += ROWS)
-        NAME(step_rows)(w, target, x, dy, in, out, first, last, keep, pull, lr, r, ROWS, batch);
-    for (; r < out; r++) NAME(step_rows)(w, target, x, dy, in, out, first, last, keep, pull, lr, r, 1, batch);
-}
-
-#define FORWARD(BATCH)                                                                      \
-    case BATCH: {                                                                           \
-        size_t even = first + (last - first) / ROWS * ROWS;                                 \
-        NAME(multiply)(w, x, y, in, out, first, even, ROWS, BATCH);                         \
-        NAME(multiply)(w, x, y, in, out, even, last, 1, BATCH);                             \
-        return;                                                                             \
-    }
-#define BACKWARD(BATCH) \
-    case BATCH: NAME(slope)(w, dy, dx, in, out, first, last, BATCH); return;
-#define MOVE(BATCH) \
-    case BATCH: NAME(step)(w, target, x, dy, in, out, first, last, keep, pull, lr, BATCH); return;
 
 EXPORT void NAME(forward)(const T *w, const T *x, T *y, size_t batch, size_t in, size_t out, size_t first,
                           size_t last) {
-    switch (batch) { FORWARD(1) FORWARD(2) FORWARD(4) FORWARD(8) }
+    size_t even = first + (last - first) / ROWS * ROWS;
+    EACH_BATCH(NAME(multiply)(w, x, y, in, out, first, even, ROWS, BATCH);
+               NAME(multiply)(w, x, y, in, out, even, last, 1, BATCH))
 }
 
 EXPORT void NAME(backward)(const T *w, const T *dy, T *dx, size_t batch, size_t in, size_t out, size_t first,
                            size_t last) {
-    switch (batch) { BACKWARD(1) BACKWARD(2) BACKWARD(4) BACKWARD(8) }
+    size_t even = out / ROWS * ROWS;
+    EACH_BATCH(NAME(slope)(w, dy, dx, in, out, first, last, 0, even, ROWS, BATCH);
+               NAME(slope)(w, dy, dx, in, out, first, last, even, out, 1, BATCH))
 }
 
 EXPORT void NAME(move)(T *w, const T *target, const T *x, const T *dy, size_t batch, size_t in, size_t out,
                        size_t first, size_t last, T keep, T pull, T lr) {
-    switch (batch) { MOVE(1) MOVE(2) MOVE(4) MOVE(8) }
+    size_t even = out / ROWS * ROWS;
+    EACH_BATCH(NAME(step)(w, target, x, dy, in, out, first, last, keep, pull, lr, 0, even, ROWS, BATCH);
+               NAME(step)(w, target, x, dy, in, out, first, last, keep, pull, lr, even, out, 1, BATCH))
 }
-
-#undef FORWARD
-#undef BACKWARD
-#undef MOVE

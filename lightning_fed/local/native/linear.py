@@ -24,15 +24,15 @@ _BUILT = "lightning_fed.local.native._linear"
 _NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
-def is_possible(weight: Tensor, inputs: Tensor) -> bool:
+def is_for_c(weight: Tensor, inputs: Tensor) -> bool:
     """Whether a batch of this size is worth it, and all is where C finds it."""
     plain = weight.device.type == "cpu" and weight.is_contiguous() and weight.dtype == inputs.dtype
-    return plain and weight.dtype in _NUMBERS and 0 < len(inputs) <= BATCHES[-1] and why_not() is None
+    return plain and weight.dtype in _NUMBERS and 0 < len(inputs) <= BATCHES[-1] and defect() is None
 
 
 @cache
-def why_not() -> str | None:
-    """Why torch's own operators have to do; None if nothing stands in the way."""
+def defect() -> str | None:
+    """Why torch's own operators have to do; None if the C functions work."""
     if find_spec(_BUILT) is None:
         return "the package was installed without a C compiler"
     try:
@@ -45,44 +45,39 @@ def why_not() -> str | None:
 def forward(weight: Tensor, x: Tensor) -> Tensor:
     """``x @ weight.T``."""
     x, batch = _filled(x), len(x)
-    rows, columns = weight.shape
-    y = x.new_empty(len(x), rows)
-    call = _function("forward", weight.dtype)
-    spread(lambda first, last: call(*_at(weight, x, y), len(x), columns, rows, first, last), rows, SHARE)
+    y = x.new_empty(len(x), len(weight))
+    _call("forward", [weight, x, y], len(x), weight.shape[0])
     return y if len(y) == batch else y[:batch]
 
 
 def backward(weight: Tensor, slopes: Tensor) -> Tensor:
     """``slopes @ weight``."""
     slopes, batch = _filled(slopes), len(slopes)
-    rows, columns = weight.shape
-    dx = slopes.new_zeros(len(slopes), columns)
-    call = _function("backward", weight.dtype)
-    tensors = _at(weight, slopes, dx)
-    spread(lambda first, last: call(*tensors, len(slopes), columns, rows, first, last), columns, SHARE)
+    dx = slopes.new_zeros(len(slopes), weight.shape[1])
+    _call("backward", [weight, slopes, dx], len(slopes), weight.shape[1])
     return dx[:batch]
 
 
 def move(weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep: float, pull: float, lr: float) -> None:
     """The weight becomes ``keep * weight + pull * target - lr * slopes.T @ x``."""
     x, slopes = _filled(x), _filled(slopes)
-    rows, columns = weight.shape
-    tensors = _at(weight, weight if target is None else target, x, slopes)
-    sizes, numbers = (len(x), columns, rows), (keep, 0.0 if target is None else pull, lr)
-    call = _function("move", weight.dtype)
-    spread(lambda first, last: call(*tensors, *sizes, first, last, *numbers), columns, SHARE)
+    tensors = [weight, weight if target is None else target, x, slopes]
+    _call("move", tensors, len(x), weight.shape[1], keep, 0.0 if target is None else pull, lr)
     torch.autograd.graph.increment_version(weight)  # whoever kept the weight for a backward of its own hears of it
 
 
 def _filled(rows: Tensor) -> Tensor:
     size = next(size for size in BATCHES if size >= len(rows))
     if size == len(rows):
-        return rows.contiguous()
+        return rows.contiguous()  # C goes from row to row by the number of columns
     return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
 
 
-def _at(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+def _call(name: str, tensors: list[Tensor], batch: int, size: int, *numbers: float) -> None:
+    """Call a function for all of ``size`` rows or columns of the first tensor, shared between threads."""
+    function, at = _function(name, tensors[0].dtype), [tensor.data_ptr() for tensor in tensors]
+    rows, columns = tensors[0].shape
+    spread(lambda first, last: function(*at, batch, columns, rows, first, last, *numbers), size, SHARE)
 
 
 @cache

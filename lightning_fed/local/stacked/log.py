@@ -10,37 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
-from torchmetrics.classification import (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-    MulticlassSpecificity,
-    MulticlassStatScores,
-)
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassStatScores
 
 from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.stacked.pure_step import Outline
 
 #: Metrics whose states are sums over samples: one update with many batches is as good as one with each. (Metrics of
 #: binary and of several labels are not among them: they look at a whole batch to tell probabilities from scores.)
-ADDITIVE = (
-    MulticlassAccuracy,
-    MulticlassConfusionMatrix,
-    MulticlassF1Score,
-    MulticlassPrecision,
-    MulticlassRecall,
-    MulticlassSpecificity,
-    MulticlassStatScores,
-    MeanAbsoluteError,
-    MeanSquaredError,
-)
+ADDITIVE = (MulticlassConfusionMatrix, MulticlassStatScores, MeanAbsoluteError, MeanSquaredError)
 
 
 def is_additive(metric: Metric) -> bool:
-    """Whether a metric, of exactly such a type, keeps nothing but sums over samples."""
-    return type(metric) in ADDITIVE and getattr(metric, "multidim_average", "global") == "global"
+    """Whether a metric keeps nothing but sums over samples; a class of the user's own may keep anything."""
+    own = not type(metric).__module__.startswith("torchmetrics.")
+    return isinstance(metric, ADDITIVE) and not own and getattr(metric, "multidim_average", "global") == "global"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +57,7 @@ class StepLog:
     def replay(self, trainer: pl.Trainer) -> None:
         module = trainer.lightning_module
         enter_hook(module, "training_step")
+        # metrics first, as in a step: it updates a metric before it logs it
         for metric in {id(m): m for noted in self._noted for m, _ in noted.outline.updates}.values():
             self._update(metric)
         for name in {name: None for noted in self._noted for name in noted.outline.logged}:

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from lightning_fed.local.native.codegen.views import is_view
-from lightning_fed.local.stacked.simplify import bound, is_pure
+from lightning_fed.local.stacked.simplify import bound
 
 aten = torch.ops.aten
 
@@ -20,13 +20,9 @@ SMALL = 2**14
 
 
 class _Places:
-    """Where the nodes of a step are computed: each in one of four places, which have their turn in this order.
+    """Where the nodes of a step are computed: each in one of four places, which have their turn in this order."""
 
-    Args:
-        apart: whether there may be other places than the core.
-    """
-
-    def __init__(self, graph: Graph, params: Sequence[Node], data: Sequence[Node], apart: bool) -> None:
+    def __init__(self, graph: Graph, params: Sequence[Node], data: Sequence[Node]) -> None:
         self.before = {node for node in graph.nodes if node.op in ("placeholder", "get_attr")} - set(params)
         self.views = set(params)  # parameters in other shapes, once and for all: they are changed in place
         self.core: set[Node] = set()
@@ -37,14 +33,14 @@ class _Places:
             if node.op != "call_function":
                 continue
             used = set(node.all_input_nodes)
-            if not apart:
-                self.core.add(node)
-            elif used <= self.before and _bytes(node) <= limit:
+            if used <= self.before and _bytes(node) <= limit:
                 self.before.add(node)
             elif is_view(node) and used <= self.views:
                 self.views.add(node)
             elif node in needed or used & self.views or any(_bytes(each) > limit for each in used & self.core):
-                self.core.add(node)
+                # what it is made of cannot wait either: a second forward pass, of which only a metric needs the result
+                self.core |= {node} | (_ancestors(node) & self.after)
+                self.after -= self.core
             else:
                 self.after.add(node)
 
@@ -55,16 +51,15 @@ class Parts:
     Its first result is what a step is for; the others nobody needs before the steps are done.
 
     Args:
-        recorded: the function, of ``counts`` tensors of each kind.
-        apart: move work out of the steps.
+        recorded: the function, of ``counts`` tensors of each kind; it only makes new tensors.
     """
 
-    def __init__(self, recorded: GraphModule, counts: Sequence[int], apart: bool = True) -> None:
+    def __init__(self, recorded: GraphModule, counts: Sequence[int]) -> None:
         graph = recorded.graph
         inputs = iter([node for node in graph.nodes if node.op == "placeholder"])
         params, shared, data = ([next(inputs) for _ in range(count)] for count in counts)
-        _keep_from_writing(graph, params)
-        places = _Places(graph, params, data, apart and is_pure(graph))
+        _keep_from_writing(graph, params)  # before nodes are placed: the copies belong to the core
+        places = _Places(graph, params, data)
         first, *rest = _results(graph)
 
         def wanted(nodes: Iterable[Node], *users: Node) -> list[Node]:
@@ -77,7 +72,7 @@ class Parts:
         self.views = _part(recorded, params, places.views, seen)
         self._before = _part(recorded, [*shared, *data], places.before, made)
         self.core = _part(recorded, [*seen, *shared, *fed], places.core, [first, *left])
-        self.step = bound(self.core)
+        self.step = bound(self.core)  # the core itself stays as operators, for C
         self.whole = bound(recorded)  # all of it, for a single step
         self._after = _part(recorded, [*left, *shared, *data, *made], places.after, rest)
         self._fed = [[*data, *made].index(node) for node in fed]

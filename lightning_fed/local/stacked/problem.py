@@ -14,8 +14,8 @@ from lightning_fed.local.stacked.pure_step import UnfitError
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
-    """What the clients of a stack are asked: starts and constants (m, d), and maps of their own, if they have any."""
+class StackedProblem:
+    """The problems of a stack: starts and constants (m, d), and the problems themselves where steps are mapped."""
 
     start: Tensor
     constant: Tensor | None
@@ -23,33 +23,32 @@ class Questions:
     mapped: Sequence[LocalProblem] = ()
 
     @classmethod
-    def of(cls, asked: Sequence[LocalProblem]) -> Questions:
-        rho = asked[0].question.rho
-        if any(each.question.rho != rho for each in asked):
+    def of(cls, problems: Sequence[LocalProblem]) -> StackedProblem:
+        questions = [problem.question for problem in problems]
+        rho = questions[0].rho
+        if any(question.rho != rho for question in questions):
             raise UnfitError("clients of one round have different penalties")
-        constants = [each.question.constant for each in asked]
-        constant = None
-        if any(c is not None for c in constants):
-            zero = torch.zeros_like(asked[0].start)
-            constant = torch.stack([zero if c is None else c for c in constants])
-        mapped = any(each.is_mapped for each in asked)
-        return cls(torch.stack([each.start for each in asked]), constant, rho, asked if mapped else ())
+        linear, center = _stacked([q.linear for q in questions]), _stacked([q.center for q in questions])
+        mapped = problems if any(problem.is_mapped for problem in problems) else ()
+        start = torch.stack([problem.start for problem in problems])
+        return cls(start, Question(linear, rho, center).constant, rho, mapped)
 
-    def of_some(self, clients: list[int]) -> Questions:
+    def of_some(self, clients: list[int]) -> StackedProblem:
         """Those of some clients."""
         constant = None if self.constant is None else self.constant[clients]
-        return Questions(self.start[clients], constant, self.rho, [self.mapped[i] for i in clients if self.mapped])
+        return StackedProblem(self.start[clients], constant, self.rho, [self.mapped[i] for i in clients if self.mapped])
 
-    def __getitem__(self, i: int) -> Question:
-        """One of them, up to a constant."""
-        return Question(None if self.constant is None else self.constant[i], self.rho)
+
+def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
+    """Rows (m, d), zero for clients that have none; None if nobody has one."""
+    given = [row for row in rows if row is not None]
+    return torch.stack([torch.zeros_like(given[0]) if row is None else row for row in rows]) if given else None
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Where the clients of a stack ended, (m, d), their mean losses, and what they logged."""
+    """Where the clients of a stack ended, (m, d), their mean losses, the step size, and what they logged."""
 
-    questions: Questions
     x: Tensor
     losses: list[float]
     lr: float

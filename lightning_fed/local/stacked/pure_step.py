@@ -138,6 +138,7 @@ class PureStep(nn.Module):
                 f"{type(module).__name__}.{attribute} is a function that refers to the module: use a method"
             )
         self.name, self.context = name, context
+        # as Lightning decides it: a step may be written without batch_idx
         self.wants_index = is_param_in_hook_signature(getattr(self.twin, name), "batch_idx", min_args=2)
         self.originals: dict[int, Metric] = {}
         self.notes = Notes()
@@ -166,7 +167,7 @@ class PureStep(nn.Module):
 
     def run(self, tensors: Mapping[str, Tensor], batch: Any) -> tuple[Any, Notes]:
         """The loss, or None if the step returns none, and the notes of a step at these tensors."""
-        self.notes = notes = Notes(self.originals)
+        self.notes = notes = Notes(self.originals)  # of this run alone: trials and recordings note, too
         output = functional_call(self, {f"twin.{name}": t for name, t in tensors.items()}, (batch,))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         return (loss if isinstance(loss, Tensor) else None), notes
@@ -219,6 +220,7 @@ class StackedLoss:
     ) -> tuple[Sequence[Tensor | None], Tensor, list[Tensor]]:
         """The same for one client, without ``torch.func``; None for parameters that have no gradient."""
         with torch.inference_mode(False), torch.enable_grad():
+            # clones: tensors made in inference mode cannot be differentiated
             leaves = [p.detach().clone().requires_grad_() for p in params]
             loss, noted = self.loss(leaves, [tensor.clone() for tensor in shared], [part.clone() for part in batch])
             found: Sequence[Tensor | None] = torch.autograd.grad(loss, leaves, allow_unused=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import warnings
 from collections.abc import Callable, Hashable, Sequence
+from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,10 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.stacked.phases import Parts
+from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.local.stacked.simplify import is_pure, simplified
 
 Numbers = NDArray[np.int64]
@@ -25,10 +26,16 @@ log = logging.getLogger(__name__)
 
 #: Recorded functions that are kept.
 KEPT = 64
+#: Why there may be no C code: unknown operators or types, no compiler or one that fails, steps that cannot be traced,
+#: other numbers. The recorded steps do the work then.
+NO_CODE = (NoCodeError, KeyError, AttributeError, OSError, SubprocessError, RuntimeError, AssertionError)
 #: Clients and steps that are compared with what was recorded.
 FEW = 3
 
-Graph = Callable[..., Sequence[Tensor]]
+Function = Callable[..., Sequence[Tensor]]
+
+#: vmap has no rule for this operator, which writing into a tensor becomes.
+_PLAIN_COPIES = {torch.ops.aten.copy.default: lambda to, source, _=False: source.to(to.dtype).expand(to.shape).clone()}
 
 
 class Graphs:
@@ -38,7 +45,7 @@ class Graphs:
         self._parts: dict[Hashable, Parts] = {}
         self._in_c: dict[Hashable, Steps | None] = {}
 
-    def parts(self, function: Graph, *inputs: Sequence[Tensor]) -> Parts:
+    def parts(self, function: Function, *inputs: Sequence[Tensor]) -> Parts:
         """A step for parameters, shared tensors and data of this shape."""
         whole = tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
         if whole not in self._parts:
@@ -50,7 +57,7 @@ class Graphs:
     def in_c(
         self,
         key: Hashable,
-        function: Graph,
+        function: Function,
         lengths: Numbers,
         client: Sequence[Tensor],
         shared: Sequence[Tensor],
@@ -75,27 +82,28 @@ def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
     made[key] = value
 
 
-def _taken_apart(function: Graph, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+def _taken_apart(function: Function, inputs: Sequence[Sequence[Tensor]]) -> Parts:
+    """Record a function and part its work; raises `UnfitError` where that would change its results."""
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
-    recorded = make_fx(function)(*flat)
+    # what a step writes into its own tensors becomes new tensors
+    recorded = make_fx(functionalize(function), decomposition_table=_PLAIN_COPIES)(*flat)
+    if not is_pure(recorded.graph):
+        raise UnfitError("a step draws random numbers, or changes tensors that are not its own")
+    parts = Parts(simplified(recorded, flat), counts)
     try:
-        whole = copy.deepcopy(recorded) if is_pure(recorded.graph) else make_fx(functionalize(function))(*flat)
-        parts = Parts(simplified(whole, flat), counts)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")
-            _compare(parts, recorded, *inputs)
-    except Exception as error:  # torch.func has many ways to refuse; the whole graph is replayed instead
-        log.info("Steps are replayed as recorded: %s: %s", type(error).__name__, str(error).split("\n")[0])
-        return Parts(recorded, counts, apart=False)
+        _compare(parts, function, *inputs)
+    except AssertionError as error:
+        raise UnfitError(f"a recorded step has other results: {error}") from error
     return parts
 
 
 def _compare(
-    parts: Parts, recorded: Graph, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
+    parts: Parts, function: Function, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
-    """Two steps in parts and as a whole."""
+    """Compare two steps in parts with the function itself."""
+    # another step than the recorded one: what the recording has frozen by mistake would differ
     steps = [data, [part.flip(0) for part in data]]
-    expected = [recorded(*params, *shared, *step) for step in steps]
+    expected = [function(*params, *shared, *step) for step in steps]
     prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
     views, fed = parts.views(*params), parts.fed(prepared)
     found = [parts.step(*views, *shared, *(part[t] for part in fed)) for t in range(2)]
@@ -107,8 +115,9 @@ def _compare(
 
 
 def _in_c(
-    function: Graph, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+    function: Function, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> Steps | None:
+    # copies: the trial must not move the clients' models
     own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
     begins = np.cumsum(lengths) - lengths
     steps = [[part[at : at + count].clone() for part in varying] for at, count in zip(begins, few, strict=False)]
@@ -118,15 +127,14 @@ def _in_c(
         expected = [_one_by_one(function, [t[[i]] for t in own], shared, part) for i, part in enumerate(steps)]
         found = [*code(own, shared, [torch.cat(part) for part in zip(*steps, strict=True)], few), own[0]]
         torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
-    except Exception as error:  # no code, no compiler, other numbers, or whatever torch's tracing refuses
-        reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        log.info("Local steps are not written in C: %s", reason)
+    except NO_CODE as error:
+        log.info("Local steps are not written in C: %s", f"{type(error).__name__}: {error}".split("\n")[0])
         return None
     return code
 
 
 def _one_by_one(
-    function: Graph, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
+    function: Function, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> list[Tensor]:
     """Results (T, ...) of one client's steps, and where they led."""
     x, *rest = client

@@ -29,14 +29,13 @@ _BY_SHAPE = {
 
 
 def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """The same function in fewer operators; one that writes into tensors or draws random numbers stays as it is."""
-    if is_pure(recorded.graph):
-        drop_factors(recorded)
-        recorded.recompile()
-        recorded = make_fx(recorded)(*inputs)  # with the strides it has now
-        for a_pass in (drop_identities, fold_constants, drop_ones, shorten_sums, merge_views, merge_equals):
-            a_pass(recorded)
-            recorded.graph.eliminate_dead_code()
+    """The same function in fewer operators, for a graph that only makes new tensors."""
+    drop_factors(recorded)
+    recorded.recompile()
+    recorded = make_fx(recorded)(*inputs)  # with the strides it has now
+    drop_identities(recorded)
+    fold_constants(recorded)
+    recorded.graph.eliminate_dead_code()
     recorded.recompile()
     return recorded
 
@@ -70,13 +69,6 @@ def drop_factors(recorded: GraphModule) -> None:
             node.replace_all_uses_with(node.args[0])
 
 
-def drop_identities(recorded: GraphModule) -> None:
-    """Drop views that change nothing, and copies that are never written to."""
-    for node in operators(recorded.graph):
-        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
-            node.replace_all_uses_with(node.args[0])
-
-
 def fold_constants(recorded: GraphModule) -> None:
     """Tensors that are the same in every step are made once."""
     known: dict[Node, Tensor] = {}
@@ -97,49 +89,11 @@ def fold_constants(recorded: GraphModule) -> None:
             node.replace_all_uses_with(kept)
 
 
-def drop_ones(recorded: GraphModule) -> None:
-    """Products with a constant that is 1 everywhere."""
+def drop_identities(recorded: GraphModule) -> None:
+    """Drop views that change nothing, and copies: they are never written to."""
     for node in operators(recorded.graph):
-        if node.target is not aten.mul.Tensor or not all(isinstance(arg, Node) for arg in node.args):
-            continue
-        for ones, other in (node.args, node.args[::-1]):
-            is_one = ones.op == "get_attr" and bool((getattr(recorded, ones.target) == 1).all())
-            if is_one and _same(node, other):
-                node.replace_all_uses_with(other)
-                break
-
-
-def shorten_sums(recorded: GraphModule) -> None:
-    """Sums over dimensions of size 1 are views."""
-    for node in operators(recorded.graph):
-        if node.target is not aten.sum.dim_IntList or not node.args[1]:
-            continue
-        source = node.args[0]
-        if all(source.meta["val"].shape[dim] == 1 for dim in node.args[1]) and _dtype(node) == _dtype(source):
-            _viewed(recorded.graph, node, source)
-
-
-def merge_views(recorded: GraphModule) -> None:
-    """Views of views are views of the first tensor, or the tensor itself."""
-    for node in operators(recorded.graph):
-        chain = [node]
-        while chain[-1].target in VIEWS:
-            chain.append(chain[-1].args[0])
-        for source in reversed(chain[1:]):
-            if _same(node, source):
-                node.replace_all_uses_with(source)
-                break
-            if len(chain) > 2 and source is not chain[1] and _viewed(recorded.graph, node, source):
-                break
-
-
-def merge_equals(recorded: GraphModule) -> None:
-    """Equal operators on equal tensors are computed once."""
-    seen: dict[tuple[Any, str, str], Node] = {}
-    for node in operators(recorded.graph):
-        first = seen.setdefault((node.target, str(node.args), str(node.kwargs)), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
+        if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
 
 
 def bound(graph: GraphModule) -> Callable[..., Any]:
@@ -150,31 +104,16 @@ def bound(graph: GraphModule) -> Callable[..., Any]:
         function = getattr(torch._C._VariableFunctions, name, None) if not name.endswith("_like") else None
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.op, node.target = "call_method", "view"
-        elif function is not None and not name.startswith("new_"):
+        elif function is not None and not name.startswith("new_"):  # their Python forms take other arguments
             node.target = function
     quick.recompile()
     forward: Callable[..., Any] = quick.forward
     return forward
 
 
-def _viewed(graph: Graph, node: Node, source: Node) -> bool:
-    """Replace a node by one view of the source, if there is one with its shape and strides."""
-    value = node.meta["val"]
-    try:
-        view = _empty(source.meta["val"], "meta").view(value.shape)
-    except RuntimeError:
-        return False
-    if _strides(view) != _strides(value):
-        return False
-    with graph.inserting_before(node):
-        new = graph.call_function(aten.view.default, (source, list(value.shape)))
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    return True
-
-
-def _empty(like: Tensor, device: Any = None) -> Tensor:
-    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device or like.device)
+def _empty(like: Tensor) -> Tensor:
+    """With real memory, however a recorded tensor was made."""
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _same(node: Node, other: Any) -> bool:

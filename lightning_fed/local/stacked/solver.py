@@ -18,13 +18,13 @@ from lightning_fed.core.layout import Layout
 from lightning_fed.core.problem import StepMap
 from lightning_fed.lightning import SIGTERMException, pl
 from lightning_fed.local.native.codegen.matmul import LANES
-from lightning_fed.local.stacked.batches import Batches, Plan, kind_of
+from lightning_fed.local.stacked.batches import Batches, Plan
 from lightning_fed.local.stacked.log import StepLog
 from lightning_fed.local.stacked.phases import Parts
-from lightning_fed.local.stacked.problem import Answers, Questions
+from lightning_fed.local.stacked.problem import Answers, StackedProblem
 from lightning_fed.local.stacked.pure_step import Outline, StackedLoss, UnfitError
-from lightning_fed.local.stacked.recorder import Graph, Graphs
-from lightning_fed.local.stacked.stack import Direction, Stack, power_of_two, rounded, stacked_optimizer
+from lightning_fed.local.stacked.recorder import Function, Graphs
+from lightning_fed.local.stacked.stack import Direction, Stack, rounded, stacked_optimizer
 from lightning_fed.trainer.eligibility import is_plain
 
 Numbers = NDArray[np.int64]
@@ -34,7 +34,7 @@ SHORT_STACK = 8
 
 
 class StackedLocal:
-    """Answers the questions of many clients together, by the steps of the trainer's module.
+    """Solves the problems of many clients together, by the steps of the trainer's module.
 
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
@@ -56,13 +56,14 @@ class StackedLocal:
     ) -> None:
         self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
         self.frequent = frequent
+        # what Lightning's loop puts around a training step: a default type of numbers, for one
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs()
         self.in_c = in_c and layout.dtype in LANES and trainer.strategy.root_device.type == "cpu"
         self._outlines: WeakKeyDictionary[Parts, Outline] = WeakKeyDictionary()
+        self.scratch: dict[Hashable, Tensor] = {}
         self.given_up = False
-        self.alike = True  # as long as all clients of a stack are known to do the same
 
     def give_up(self, error: Exception) -> None:
         """Stop stacking from the next round on: clients that work one by one did not work as a stack."""
@@ -74,40 +75,38 @@ class StackedLocal:
                 stacklevel=2,
             )
 
-    def solve(self, questions: Questions, plans: Sequence[Plan]) -> Answers:
+    def solve(self, problem: StackedProblem, plans: Sequence[Plan]) -> Answers:
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
-        plans = [plan.transformed() for plan in plans]
-        stacks = self._stacks(plans)
-        x, losses = torch.empty_like(questions.start), [0.0] * len(plans)
-        for ids in stacks:
-            whole = len(stacks) == 1
-            own = questions if whole else questions.of_some(ids)
-            size = max(plans[i].batch_size for i in ids)
-            found, own_losses = _Run(self, own, [plans[i].widened(size) for i in ids], ids, log).go()
-            x = found if whole else x.index_copy_(0, torch.tensor(ids, device=x.device), found)
-            for i, loss in zip(ids, own_losses, strict=True):
-                losses[i] = loss
+        x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
+        for ids in self._stacks(plans):
+            # filled up with copies of the first client, whose answers are dropped
+            members = [*ids, *ids[:1] * (self._width(len(ids), plans[ids[0]]) - len(ids))]
+            run = _Run(self, problem.of_some(members), [plans[i] for i in members], ids, log)
+            x[ids], losses[ids] = run.go()
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
-        return Answers(questions, x, losses, lr, log)
+        return Answers(x, losses.tolist(), lr, log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
-        """Clients that are stacked together: by the shape of their batches, those with rare sizes all in one."""
-        groups: dict[Hashable, list[int]] = defaultdict(list)
+        """Clients that are stacked together, by the shape of their batches."""
+        groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for i, plan in enumerate(plans):
-            recorded = self.is_recorded(plan.batch_size, plan.samples)
-            groups[plan.shape if recorded else (kind_of(plan.tensors), plan.samples)].append(i)
+            groups[plan.kind, plan.batch_size].append(i)
         stacks = []
-        for ids in groups.values():
-            short = plans[ids[0]].batch_size != self.full_batch and self.is_recorded(
-                plans[ids[0]].batch_size, plans[ids[0]].samples
-            )
+        for (kind, size), ids in groups.items():
+            short = size != self.full_batch and self.is_recorded(size, kind)
             width = SHORT_STACK if short else len(ids)
             stacks += [ids[first : first + width] for first in range(0, len(ids), width)]
         return stacks
 
-    def is_recorded(self, size: int, samples: Hashable) -> bool:
-        """Whether steps on batches of this size are recorded."""
-        return size == self.full_batch or (size, samples) in self.frequent
+    def _width(self, m: int, plan: Plan) -> int:
+        """The size of the stack for m clients, which is filled up with the first: few different ones are recorded."""
+        if plan.batch_size == self.full_batch:
+            return m if self.in_c else rounded(m)
+        return SHORT_STACK if self.is_recorded(plan.batch_size, plan.kind) else m
+
+    def is_recorded(self, size: int, kind: Hashable) -> bool:
+        """Whether steps on batches of this size, of samples of this kind, are recorded."""
+        return size == self.full_batch or (size, kind) in self.frequent
 
     def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
         """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
@@ -121,85 +120,63 @@ class StackedLocal:
         parts = self.graphs.parts(differentiate, params, shared, batch)
         if parts not in self._outlines:
             outline = self.loss.outline
-            if not is_plain(self.trainer.optimizers[0]):
-                found, _, _ = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
-                for name, gradient in zip(self.layout.names, found, strict=True):
-                    self.check_gradient(name, gradient)
+            self.alone(params, shared, batch)  # refuses a shape of batches for which a parameter has no gradient
             self._outlines[parts] = outline
         return parts, self._outlines[parts]
 
     def alone(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor], Outline]:
-        """The same for a stack of one client, without recording."""
+        """The same for the first client of a stack, without recording."""
         found, loss, noted = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
-        for name, gradient in zip(self.layout.names, found, strict=True):
-            self.check_gradient(name, gradient)
+        self.check_gradients(found)
         flat = [(p.new_zeros(p[0].numel()) if g is None else g.reshape(-1)) for p, g in zip(params, found, strict=True)]
         return torch.cat(flat).unsqueeze(0), [t.unsqueeze(0) for t in (loss, *noted)], self.loss.outline
 
-    def check_gradient(self, name: str, gradient: Tensor | None) -> None:
+    def check_gradients(self, found: Sequence[Tensor | None]) -> None:
         """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
 
         Whether there is one depends on the shape of a batch alone, so it is looked at for every shape.
         """
-        if gradient is None and not is_plain(self.trainer.optimizers[0]):
-            raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
-
-    def convert(self, batch: Any) -> Any:
-        return self.trainer.precision_plugin.convert_input(batch)
+        for name, gradient in zip(self.layout.names, found, strict=True):
+            if gradient is None and not is_plain(self.trainer.optimizers[0]):
+                raise UnfitError(f"{name} has no gradient, but the optimiser might move it")
 
 
 class _Run:
-    """The local steps of one stack, from its questions to its answers.
+    """The local steps of one stack, from its problem to its answers.
 
-    All parameters are views of one tensor ``x`` (m, d), which is changed in place. The stack may be filled up with
-    copies of its first client, whose results are dropped.
+    All parameters are views of one tensor ``x`` (m, d), which is changed in place.
 
     Args:
-        ids: which clients of the log these are.
+        ids: which clients of the log these are; results of further ones, which fill up the stack, are dropped.
     """
 
     def __init__(
-        self, local: StackedLocal, questions: Questions, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
+        self, local: StackedLocal, problem: StackedProblem, plans: Sequence[Plan], ids: Sequence[int], log: StepLog
     ) -> None:
-        self.local, self.questions, self.log = local, questions, log
+        self.local, self.problem, self.log = local, problem, log
         self.trainer, self.layout = local.trainer, local.layout
         self.optimizer = self.trainer.optimizers[0]
-        self.plain = is_plain(self.optimizer) and not questions.mapped
+        self.plain = is_plain(self.optimizer) and not problem.mapped  # then x moves as a whole, without an optimiser
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
-        self.real, self.samples = len(plans), plans[0].samples
-        self.m = self._room(plans)
-        self.plans = [*plans, *[plans[0]] * (self.m - self.real)]
-        self.ids = np.array([*ids, *[-1] * (self.m - self.real)])
-        self.x = self._filled(questions.start)
+        self.plans, self.ids, self.m, self.kind = plans, np.array(ids), len(plans), plans[0].kind
+        self.x, self.constant = problem.start.clone(), problem.constant
         self.params = self._split(self.x)
-        self.constant = None if questions.constant is None else self._filled(questions.constant)
-        self.direction = Direction(self.trainer, questions.rho)
+        self.direction = Direction(self.trainer, problem.rho)
         self.shared = local.loss.shared()
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         self.totals = torch.zeros(self.m, dtype=torch.float64)
         self.counts = torch.zeros(self.m, dtype=torch.float64)
 
-    def _room(self, plans: Sequence[Plan]) -> int:
-        """The size of the stack: few different ones are recorded."""
-        size = plans[0].batch_size
-        if self.in_c or not self.local.is_recorded(size, self.samples):
-            return len(plans)
-        return rounded(len(plans)) if size == self.local.full_batch else SHORT_STACK
-
-    def go(self) -> tuple[Tensor, list[float]]:
-        """Where the clients end (m, d), and their mean losses."""
+    def go(self) -> tuple[Tensor, Tensor]:
+        """Where the clients end (m, d), and their mean losses (m,)."""
         with torch.inference_mode() if self.plain else torch.no_grad():
-            batches = Batches(self.plans, self.local.convert, self.x)
+            batches = Batches(self.plans, self.trainer.precision_plugin.convert_input, self.x, self.local.scratch)
             if not self.in_c or not self._all_in_c(batches):
                 self._side_by_side(batches)
-        losses = (self.totals / self.counts)[: self.real]
+        losses = (self.totals / self.counts)[: len(self.ids)]
         if not bool(torch.isfinite(losses).all()):
             raise FloatingPointError("a client's loss is not finite")
-        return self.x[: self.real], losses.tolist()
-
-    def _filled(self, rows: Tensor) -> Tensor:
-        """A copy of the rows; the first one fills the stack up."""
-        return torch.cat([rows, rows[:1].expand(self.m - len(rows), -1)])
+        return self.x[: len(self.ids)], losses
 
     def _split(self, rows: Tensor) -> Stack:
         """Rows of the layout as stacked parameters, which are views of them."""
@@ -209,7 +186,7 @@ class _Run:
     def _note(self, outline: Outline, members: Numbers, steps: Numbers, size: int, results: Sequence[Tensor]) -> None:
         """Take in the losses (K,) of K steps and what they noted: of these clients, in these steps of their visits."""
         losses, *noted = results
-        if len(real := np.flatnonzero(members < self.real)) < len(members):
+        if len(real := np.flatnonzero(members < len(self.ids))) < len(members):
             chosen = torch.from_numpy(real)
             members, steps, losses = members[real], steps[real], losses[chosen]
             noted = [value[chosen] for value in noted]
@@ -225,17 +202,17 @@ class _Run:
         if not self.plain:
             self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
         for first in range(0, batches.steps, length):
+            # clients who have finished take a batch again, whose step is undone: the stack keeps its shape
             steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
-            sizes = np.zeros((min(length, batches.steps - first), self.m), dtype=np.int64)  # 0 for who waits
-            for i, own in enumerate(batches.sizes):
-                taken = own[first : first + length]
-                sizes[: len(taken), i] = taken
+            sizes = batches.sizes[:, first : min(first + length, batches.steps)].T  # (T, m); 0 for clients who wait
             tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
             alike = bool(((sizes == size) | (sizes == 0)).all())
-            if alike and self.local.is_recorded(size, self.samples):
+            if alike and self.local.is_recorded(size, self.kind):
                 self._full_batches(tensors, sizes, size, first)
             else:
-                self._batches_of_any_size(tensors, sizes, first)
+                for t, own in enumerate(sizes):
+                    step = [tensor[:, t] for tensor in tensors]
+                    self._step_of_any_size(step, np.arange(self.m), own, np.full(self.m, first + t))
 
     def _full_batches(self, tensors: list[Tensor], sizes: Numbers, size: int, first: int) -> None:
         """Steps in which everybody who still works has a full batch: what depends on data alone is done before them."""
@@ -245,7 +222,8 @@ class _Run:
         prepared = parts.before(self.shared, data)
         fed, views, left = parts.fed(prepared), parts.views(*self.params), []
         for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
-            at = views if not self.questions.mapped else parts.views(*self._at(first + t))
+            # views of parameters follow x, which moves in place; points that a map gives are others in every step
+            at = views if not self.problem.mapped else parts.views(*self._at(first + t))
             gradient, *rest = parts.step(*at, *self.shared, *own)
             self._advance(gradient, sizes[t])
             left.append(rest)
@@ -255,12 +233,6 @@ class _Run:
         whole = len(index) == sizes.size
         flat = [result.transpose(0, 1).flatten(0, 1) if whole else result.flatten(0, 1)[index] for result in results]
         self._note(outline, working[0], working[1] + first, size, flat)
-
-    def _batches_of_any_size(self, tensors: list[Tensor], sizes: Numbers, first: int) -> None:
-        """Steps in which batches differ."""
-        for t, own in enumerate(sizes):
-            batches = [tensor[:, t] for tensor in tensors]
-            self._step_of_any_size(batches, np.arange(self.m), own, np.full(self.m, first + t))
 
     def _step_of_any_size(self, batches: list[Tensor], place: Numbers, sizes: Numbers, steps: Numbers) -> None:
         """One gradient call for each size, then one step of everybody who works.
@@ -282,9 +254,9 @@ class _Run:
 
     def _stacks_of(self, members: Numbers, size: int) -> list[Numbers]:
         """Members whose gradients are computed together, filled up with the first one: few shapes are recorded."""
-        if not self.local.is_recorded(size, self.samples):
+        if not self.local.is_recorded(size, self.kind):
             return [members[i : i + 1] for i in range(len(members))]
-        width = min(power_of_two(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
+        width = min(rounded(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
         parts = [members[first : first + width] for first in range(0, len(members), width)]
         return [np.concatenate([part, part[:1].repeat(width - len(part))]) for part in parts]
 
@@ -292,7 +264,7 @@ class _Run:
         """Put the gradients of these members' batches, all of one size, where they belong."""
         rows, size = torch.from_numpy(members).to(self.x.device), batch[0].shape[1]
         params = [p[rows] for p in at]
-        if self.local.is_recorded(size, self.samples):
+        if self.local.is_recorded(size, self.kind):
             parts, outline = self.local.parts(params, self.shared, batch)
             found, *results = parts.whole(*params, *self.shared, *batch)
         else:
@@ -306,7 +278,7 @@ class _Run:
         """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
         if self.trainer.received_sigterm:
             raise SIGTERMException
-        everybody = bool((working[: self.real] > 0).all())
+        everybody = bool((working > 0).all())
         before = None if everybody else self.x.clone()
         direction = self.direction(gradient, self.x, self.constant)
         if self.plain:
@@ -326,11 +298,11 @@ class _Run:
         return self._mapped("evaluate_at", step * self.lr)
 
     def _mapped(self, name: str, argument: float) -> Stack:
-        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.questions.mapped]
+        maps: list[StepMap | None] = [getattr(asked, name) for asked in self.problem.mapped]
         if not any(maps):
             return self.params
-        rows = zip(self.x, maps, strict=False)
-        return self._split(self._filled(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows])))
+        rows = zip(self.x, maps, strict=True)
+        return self._split(torch.stack([x if map_ is None else map_(x, argument) for x, map_ in rows]))
 
     def _by_parameter(self) -> dict[int, Tensor]:
         named = dict(self.trainer.lightning_module.named_parameters())
@@ -340,29 +312,25 @@ class _Run:
 
     def _all_in_c(self, batches: Batches) -> bool:
         """Full batches in C, short ones as recorded in between; False, and nothing done, if there is no such code."""
-        done = np.zeros(self.m, dtype=np.int64)
-        ends = np.array([len(own) for own in batches.sizes])
-        while bool((done < ends).any()):
-            known: dict[tuple[int, int], int] = {}  # clients that are cut alike share their sizes
-            for own, at in zip(batches.sizes, done.tolist(), strict=True):
-                if (id(own), at) not in known:
-                    known[id(own), at] = _run_length(own[at : at + batches.block], batches.batch_size)
-            run_lengths = [known[id(own), at] for own, at in zip(batches.sizes, done.tolist(), strict=True)]
-            runs = [slice(at, at + length) for at, length in zip(done.tolist(), run_lengths, strict=True)]
-            lengths = np.array(run_lengths)
+        clients, done = np.arange(self.m), np.zeros(self.m, dtype=np.int64)
+        while batches.sizes[clients, done].any():
+            ahead = np.minimum(done[:, None] + np.arange(batches.block), batches.steps)
+            full = batches.sizes[clients[:, None], ahead] == batches.batch_size
+            lengths = np.cumprod(full, axis=1).sum(axis=1)  # the full batches before the next short one
             if lengths.any():
+                runs = [slice(at, at + length) for at, length in zip(done.tolist(), lengths.tolist(), strict=True)]
                 if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
                     return False
                 done += lengths
-            self._short_batches(batches, done, ends)
+            self._short_batches(batches, done)
         return True
 
-    def _short_batches(self, batches: Batches, done: Numbers, ends: Numbers) -> None:
+    def _short_batches(self, batches: Batches, done: Numbers) -> None:
         """One step of every client whose next batch is short."""
-        due = [int(own[at]) if at < end else 0 for own, at, end in zip(batches.sizes, done, ends, strict=True)]
-        sizes = np.array([size if size < batches.batch_size else 0 for size in due])
+        due = batches.sizes[np.arange(self.m), done]
+        sizes = np.where(due < batches.batch_size, due, 0)
         if sizes.any():
-            taken = batches.take([slice(at, at + (size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
+            taken = batches.take([slice(at, at + int(size > 0)) for at, size in zip(done.tolist(), sizes, strict=True)])
             self._step_of_any_size(taken, np.cumsum(sizes > 0) - 1, sizes, done.copy())
             done += sizes > 0
 
@@ -375,7 +343,7 @@ class _Run:
         numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
         given = own, [*self.shared, *numbers], parts.fed(prepared)
         code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
-        if code is None:
+        if code is None:  # told by the recorder; there will be none in later rounds either
             self.in_c = self.local.in_c = False
             return False
         if self.trainer.received_sigterm:
@@ -386,16 +354,16 @@ class _Run:
         self._note(outline, members, numbered, size, [result.squeeze(1) for result in results])
         return True
 
-    def _step(self, parts: Parts) -> Graph:
-        """One step as a function: of models, constants if there are any, shared tensors, the step's length and the
-        penalty, and what the core is fed; gives the next models and what the core leaves."""
+    def _step(self, parts: Parts) -> Function:
+        """One step as a function: of models, constants if there are any, shared tensors, minus the step size, the
+        penalty's weight, and what the core is fed; gives the next models and what the core leaves."""
         constants, count = int(self.constant is not None), len(self.shared)
 
         def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
             constant, shared, rest = rest[:constants], rest[constants:][:count], rest[constants + count :]
-            length, rho, *own = rest
+            descent, rho, *own = rest
             gradient, *left = parts.core(*parts.views(*self._split(x)), *shared, *own)
-            return [x + length * self.direction.of(gradient, x, rho, constant[0] if constants else None), *left]
+            return [x + descent * self.direction(gradient, x, constant[0] if constants else None, rho), *left]
 
         return step
 
@@ -405,9 +373,3 @@ def _within(steps: slice, count: int) -> Any:
     if steps.stop <= count:
         return steps
     return [min(step, count - 1) for step in range(steps.start, steps.stop)]
-
-
-def _run_length(sizes: Numbers, full: int) -> int:
-    """How many full batches come first."""
-    short = np.flatnonzero(sizes != full)
-    return int(short[0]) if len(short) else len(sizes)

@@ -43,17 +43,8 @@ def rounded(m: int) -> int:
     return -(-m // step) * step
 
 
-def power_of_two(m: int) -> int:
-    """The next power of two.
-
-    >>> [power_of_two(m) for m in (1, 2, 3, 9)]
-    [1, 2, 4, 16]
-    """
-    return 1 << (m - 1).bit_length()
-
-
 class Direction:
-    """From the gradients of a stack (m, d) to those of its questions, clipped for each client as the trainer wants it.
+    """From the gradients of a stack (m, d) to those of its problems, clipped for each client as the trainer wants it.
 
     Args:
         rho: weight of the penalty.
@@ -68,13 +59,10 @@ class Direction:
         """What C code is made for; the penalty's weight is among what it is given."""
         return bool(self.rho), self.limit, self.by_value
 
-    def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None) -> Tensor:
-        return self.of(gradient, x, self.rho, constant)
-
-    def of(self, gradient: Tensor, x: Tensor, rho: float | Tensor, constant: Tensor | None) -> Tensor:
-        """The same, with the weight of the penalty as a number or a tensor."""
+    def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None, rho: Tensor | None = None) -> Tensor:
+        """The directions; C code is given the penalty's weight as a tensor, to serve every value of it."""
         if self.rho:
-            gradient = gradient + rho * x if isinstance(rho, Tensor) else torch.add(gradient, x, alpha=rho)
+            gradient = torch.add(gradient, x, alpha=self.rho) if rho is None else gradient + rho * x
         if constant is not None:  # added in place only to what was made here
             gradient = gradient.add_(constant) if self.rho else gradient + constant
         if not self.limit:

@@ -18,24 +18,28 @@ from lightning_fed.local.augmented_gradient import AugmentedGradient
 class LeanStep:
     """One local step: ``training_step``, backward, the augmented gradient, clipping, ``optimizer.step``."""
 
-    def __init__(self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool) -> None:
-        self.trainer, self.question, self.wants_index = trainer, question, wants_index
+    def __init__(self, trainer: pl.Trainer, augmented: AugmentedGradient, wants_index: bool) -> None:
+        self.trainer, self.augmented, self.wants_index = trainer, augmented, wants_index
         self.module, self.optimizer = trainer.lightning_module, trainer.optimizers[0]
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         module, precision = self.module, self.trainer.precision_plugin
         enter_hook(module, "training_step")
-        self.question.before_batch(batch, batch_idx)
+        self.augmented.before_batch(batch, batch_idx)
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad()  # after the forward pass, as in Lightning's closure: a step may read old gradients
+        self._move(loss)
+        return {} if loss is None else {"loss": loss.detach()}
+
+    def _move(self, loss: Any) -> None:
+        """From the loss of a batch to the next model."""
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]
-        self.question.add_to(self.optimizer)
+        self.augmented.add_to(self.optimizer)
         if self.trainer.gradient_clip_val:
             algorithm = self.trainer.gradient_clip_algorithm or "norm"
-            module.clip_gradients(self.optimizer, self.trainer.gradient_clip_val, algorithm)
+            self.module.clip_gradients(self.optimizer, self.trainer.gradient_clip_val, algorithm)
         self.optimizer.step()
-        self.question.after_step(self.optimizer)
-        return {} if loss is None else {"loss": loss.detach()}
+        self.augmented.after_step(self.optimizer)

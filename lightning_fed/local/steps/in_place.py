@@ -1,6 +1,6 @@
 """Plain gradient steps of large models with as little memory traffic as possible.
 
-A step of SGD on the question is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
+A step of SGD on a problem is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
 gradient of a large linear layer's weight is a product of two small matrices; it is not formed, but multiplied into the
 weight when the backward pass is over. On a CPU, where a step of the FEMNIST network waits for memory, that saves much
 of its time. However a step uses a weight, the numbers are right: autograd forms the gradient of every other use.
@@ -9,7 +9,7 @@ of its time. However a step uses a weight, the numbers are right: autograd forms
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.lightning import enter_hook, pl
+from lightning_fed.lightning import pl
 from lightning_fed.local.augmented_gradient import AugmentedGradient, check_dense
 from lightning_fed.local.native import linear
 from lightning_fed.local.steps.hookless import LeanStep
@@ -66,7 +66,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.factors, ctx.has_bias = layer, factors, bias is not None
         rows = x.reshape(-1, x.shape[-1])
-        if not linear.is_possible(weight, rows):
+        if not linear.is_for_c(weight, rows):
             return nn.functional.linear(x, weight, bias)
         y = linear.forward(weight, rows)
         if y._is_view() or x.ndim != 2:  # what comes next may write into the result, but not into a view of it
@@ -79,7 +79,7 @@ class _Linear(torch.autograd.Function):
         rows, inputs = slope.reshape(-1, slope.shape[-1]), x.reshape(-1, x.shape[-1])
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
-            in_c = not torch.is_grad_enabled() and linear.is_possible(weight, rows)
+            in_c = not torch.is_grad_enabled() and linear.is_for_c(weight, rows)
             of_x = (linear.backward(weight, rows) if in_c else rows @ weight).view(x.shape)
         if ctx.factors.collecting:
             ctx.factors.found[ctx.layer].append((rows, inputs))
@@ -141,25 +141,23 @@ def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
 class FusedStep(LeanStep):
     """One local step: ``training_step``, backward, and one update in place."""
 
-    def __init__(self, trainer: pl.Trainer, question: AugmentedGradient, wants_index: bool) -> None:
-        super().__init__(trainer, question, wants_index)
+    def __init__(self, trainer: pl.Trainer, augmented: AugmentedGradient, wants_index: bool) -> None:
+        super().__init__(trainer, augmented, wants_index)
         self.params: list[Any] = [p for group in self.optimizer.param_groups for p in group["params"]]
         trained = set(self.params)
         self.layers = [layer for layer in large_layers(self.module) if layer.weight in trained]
-        self.pulls = question.pulls(self.params)
+        self.pulls = augmented.pulls(self.params)
         self.factors = Factors()
 
     def __call__(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        enter_hook(self.module, "training_step")
-        with factored(self.layers, self.factors), self.trainer.precision_plugin.train_step_context():
-            output: Any = self.module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
-            loss = output["loss"] if isinstance(output, Mapping) else output
-            self.optimizer.zero_grad()
-            if isinstance(loss, Tensor):
-                with self.factors.collected(loss):
-                    loss.backward()  # type: ignore[no-untyped-call]
-                self._update(float(self.optimizer.param_groups[0]["lr"]))
-        return {} if loss is None else {"loss": loss.detach()}
+        with factored(self.layers, self.factors):
+            return super().__call__(batch, batch_idx)
+
+    def _move(self, loss: Any) -> None:
+        if isinstance(loss, Tensor):
+            with self.factors.collected(loss):
+                loss.backward()  # type: ignore[no-untyped-call]
+            self._update(float(self.optimizer.param_groups[0]["lr"]))
 
     @torch.no_grad()
     def _update(self, lr: float) -> None:
@@ -168,15 +166,15 @@ class FusedStep(LeanStep):
         sloping = [p for p in params if p.grad is not None]
         if not sloping and not found:
             return  # a batch without a loss makes no step
-        check_dense(sloping)
-        strength = lr * self.question.rho
+        check_dense(sloping)  # before any weight moves: a refused step leaves the model as it was
+        strength = lr * self.augmented.rho
         for weight, pairs in found.items():
             slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
-            numbers = (1 - strength, strength) if self.question.rho else (1.0, -lr)
+            numbers = (1 - strength, strength) if self.augmented.rho else (1.0, -lr)
             _move(weight, self.pulls.get(weight), inputs, slopes, *numbers, lr)
         rest = [p for p in params if p in self.pulls and p not in found]
         pulls = [self.pulls[p] for p in rest]
-        if self.question.rho and rest:
+        if self.augmented.rho and rest:
             torch._foreach_lerp_(rest, pulls, strength)
         elif rest:
             torch._foreach_add_(rest, pulls, alpha=-lr)
@@ -184,14 +182,14 @@ class FusedStep(LeanStep):
             torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
         self.factors.found.clear()
         vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
-        self.question.lr_sum += lr
+        self.augmented.lr_sum += lr
 
 
 def _move(
     weight: Tensor, target: Tensor | None, inputs: Tensor, slopes: Tensor, keep: float, pull: float, lr: float
 ) -> None:
     """``weight <- keep * weight + pull * target - lr * slopes.T @ inputs``, in place."""
-    if linear.is_possible(weight, inputs):
+    if linear.is_for_c(weight, inputs):
         linear.move(weight, target, inputs, slopes, keep, pull, lr)
         return
     if target is not None:

@@ -152,44 +152,15 @@ class Source:
         return value if value.dtype.is_floating_point else refuse(node)
 
     def _reduced(self, node: Any, start: str, form: str) -> Place:
+        """Along the dimensions that a node names, or all."""
         own, source = self._floating(node), node.args[0].meta["val"]
         value = Term("{0}", (self._operand(node.args[0], source.shape, own.dtype),), source.shape)
-        return self._along(node, value, start, form).viewed(lambda meta: meta.view(own.shape))
-
-    def _along(self, node: Any, value: Term, start: str, form: str) -> Place:
-        """A value reduced along the dimensions that a node names, or all; these then have size 1."""
-        dims = node.args[1] if len(node.args) > 1 and node.args[1] else range(len(value.shape))
-        kept = [dim not in [each % len(value.shape) for each in dims] for dim in range(len(value.shape))]
-        shape = [size if keeps else 1 for size, keeps in zip(value.shape, kept, strict=True)]
+        dims = node.args[1] if len(node.args) > 1 and node.args[1] else range(source.dim())
+        kept = [dim not in [each % source.dim() for each in dims] for dim in range(source.dim())]
+        shape = [size if keeps else 1 for size, keeps in zip(source.shape, kept, strict=True)]
         to = self._room(torch.empty(shape, dtype=self.dtype, device="meta"))
         self.lines += reduce(to, value, kept, start, form)
-        return to
-
-    def _sum(self, node: Any) -> Place:
-        return self._reduced(node, "0", "{0} + {1}")
-
-    def _mean(self, node: Any) -> Term:
-        value = node.meta["val"]
-        count = node.args[0].meta["val"].numel() // value.numel()
-        return Term("{0} / {1}", (self._sum(node), number(count, value.dtype)), value.shape)
-
-    def _spread(self, node: Any) -> list[Place]:
-        """The variance and the mean."""
-        source, of_all = self._place(node.args[0]), node.args[0].meta["val"]
-        own = node.meta["val"][0]
-        count = of_all.numel() // own.numel()
-        shape = of_all.shape
-        total = self._along(node, Term("{0}", (source,), shape), "0", "{0} + {1}")
-        mean = self._room(total.meta)
-        self.lines += assign(mean, Term("{0} / {1}", (total, number(count, self.dtype)), mean.meta.shape))
-        squares = self._along(node, Term("square({0} - {1})", (source, mean), shape), "0", "{0} + {1}")
-        variance = self._room(total.meta)
-        freedom = number(max(count - node.kwargs.get("correction", 1), 0), self.dtype)
-        self.lines += assign(variance, Term("{0} / {1}", (squares, freedom), mean.meta.shape))
-        return [place.viewed(lambda meta: meta.view(own.shape)) for place in (variance, mean)]
-
-    def _largest(self, node: Any) -> Place:
-        return self._reduced(node, "-INFINITY", "larger({0}, {1})")
+        return to.viewed(lambda meta: meta.view(own.shape))
 
     def _where(self, node: Any) -> Term:
         value = node.meta["val"]
@@ -211,16 +182,8 @@ class Source:
         form = form if most is None else f"smaller({form}, {number(most, value.dtype)})"
         return Term(form, (self._operand(source, value.shape, value.dtype),), value.shape)
 
-    def _filled(self, node: Any) -> Term:
-        value = node.meta["val"]
-        return Term(number(node.args[1], value.dtype), (), value.shape)
-
-    def _empty(self, node: Any) -> Term:
-        """Whatever it holds, somebody fills it first."""
-        return Term("0", (), node.meta["val"].shape)
-
-    def _number(self, node: Any) -> Term:
-        return Term(number(node.args[0], node.meta["val"].dtype), (), node.meta["val"].shape)
+    def _filled(self, node: Any, value: Any) -> Term:
+        return Term(number(value, node.meta["val"].dtype), (), node.meta["val"].shape)
 
     def _joined(self, node: Any) -> Place:
         parts, dim = node.args[0], node.args[1] if len(node.args) > 1 else 0
@@ -239,19 +202,17 @@ class Source:
 _SPECIAL: dict[Any, Callable[[Source, Any], Any]] = {
     aten.mm: Source._product,
     aten.bmm: Source._product,
-    aten.sum: Source._sum,
-    aten.mean: Source._mean,
-    aten.amax: Source._largest,
-    aten.var_mean: Source._spread,
+    aten.sum: lambda source, node: source._reduced(node, "0", "{0} + {1}"),
+    aten.amax: lambda source, node: source._reduced(node, "-INFINITY", "larger({0}, {1})"),
     aten.where: Source._where,
     aten.pow: Source._power,
     aten.clamp: Source._clamped,
-    aten.full: Source._filled,
-    aten.full_like: Source._filled,
-    aten.fill: Source._filled,
-    aten.empty_like: Source._empty,
-    aten.empty_permuted: Source._empty,
-    aten.scalar_tensor: Source._number,
+    aten.full: lambda source, node: source._filled(node, node.args[1]),
+    aten.full_like: lambda source, node: source._filled(node, node.args[1]),
+    aten.fill: lambda source, node: source._filled(node, node.args[1]),
+    aten.scalar_tensor: lambda source, node: source._filled(node, node.args[0]),
+    aten.empty_like: lambda source, node: source._filled(node, 0),  # other operators fill it before it is read
+    aten.empty_permuted: lambda source, node: source._filled(node, 0),
     aten.cat: Source._joined,
     aten.split: Source._pieces,
     aten.split_with_sizes: Source._pieces,

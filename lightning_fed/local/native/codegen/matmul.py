@@ -14,9 +14,9 @@ from lightning_fed.local.native.codegen.loops import Place, Term, assign
 #: Numbers in a vector of 32 bytes.
 LANES = {torch.float32: 8, torch.float64: 4}
 #: Rows that are summed up side by side.
-TOGETHER = 6
+TILE_ROWS = 6
 #: Rows from which on it pays to turn a matrix over first.
-MANY = 6
+TURNING_ROWS = 6
 
 
 def function(name: str, to: Place, a: Place, b: Place) -> list[str]:
@@ -46,7 +46,7 @@ def _body(to: Place, a: Place, b: Place) -> list[str]:
     rows, columns = to.meta.shape
     if b.meta.stride(1) == 1 or columns == 1:
         return _by_tiles(to, a, b)
-    if rows < MANY and b.meta.stride(0) == 1 and a.meta.stride(1) == 1:
+    if rows < TURNING_ROWS and b.meta.stride(0) == 1 and a.meta.stride(1) == 1:
         return _by_dots(to, a, b)
     turned = Place.new("turned", b.meta)
     copying = assign(turned, Term("{0}", (b,), b.meta.shape))
@@ -55,7 +55,7 @@ def _body(to: Place, a: Place, b: Place) -> list[str]:
 
 def _by_tiles(to: Place, a: Place, b: Place) -> list[str]:
     rows, columns = to.meta.shape
-    share = -(-rows // -(-rows // TOGETHER))
+    share = -(-rows // -(-rows // TILE_ROWS))
     whole = rows // share * share
     lines = []
     for first, sizes in _tiles(columns, LANES[to.meta.dtype]):

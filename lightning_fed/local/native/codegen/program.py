@@ -75,6 +75,26 @@ _ALSO = (
 )
 
 
+def _mean(x: Tensor, dim: Any = (), keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    total = x.sum(dim, keepdim=keepdim, dtype=dtype)
+    return total / (x.numel() // total.numel())
+
+
+def _var_mean(x: Tensor, dim: Any = (), *, correction: Any = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    dims = tuple(dim or range(x.dim()))
+    mean = _mean(x, dims, True)
+    freedom = max(x.numel() // mean.numel() - correction, 0)
+    variance = (x - mean).square().sum(dims, keepdim=True) / freedom
+    return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
+
+
+#: Means and variances as sums, in the order in which the sums are computed in C.
+_BY_SUMS: dict[Any, Callable[..., Any]] = {
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.var_mean.correction: _var_mean,
+}
+
 _WHERE = {"client": "c", "shared": "0", "step": "s"}
 
 
@@ -94,7 +114,7 @@ class Steps:
         shared: Sequence[Tensor],
         varying: Sequence[Tensor],
     ) -> None:
-        table = {**core_aten_decompositions(), **get_decompositions(_ALSO)}
+        table = {**core_aten_decompositions(), **get_decompositions(_ALSO), **_BY_SUMS}
         examples = [torch.zeros_like(t) for t in (*client, *shared, *varying)]
         source = Source(make_fx(functionalize(step), decomposition_table=table)(*examples))
         kinds = [*["client"] * len(client), *["shared"] * len(shared), *["step"] * len(varying)]

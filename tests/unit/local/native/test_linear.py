@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fed.local.native import linear
 
 needs_compiler = pytest.mark.skipif(
-    linear.why_not() is not None and "without a C compiler" in str(linear.why_not()),
+    linear.defect() is not None and "without a C compiler" in str(linear.defect()),
     reason="the package was installed without a C compiler",
 )
 
@@ -24,7 +24,7 @@ def problem(batch: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Te
 
 
 def test_it_works_where_it_was_built() -> None:
-    assert linear.why_not() in (None, "the package was installed without a C compiler")
+    assert linear.defect() in (None, "the package was installed without a C compiler")
 
 
 @needs_compiler
@@ -33,7 +33,7 @@ def test_it_works_where_it_was_built() -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (4, 8), (7, 133), (66, 130)])
 def test_all_passes_are_torchs(batch: int, rows: int, columns: int, dtype: torch.dtype) -> None:
     weight, target, x, slopes = problem(batch, rows, columns, dtype)
-    assert linear.is_possible(weight, x)
+    assert linear.is_for_c(weight, x)
     torch.testing.assert_close(linear.forward(weight, x), x @ weight.t())
     expected = 0.9 * weight + 0.2 * target - 0.3 * slopes.t() @ x, slopes @ weight
     found = linear.backward(weight, slopes)
@@ -99,12 +99,12 @@ def test_whoever_kept_the_weight_for_a_backward_of_its_own_hears_of_the_step() -
     ids=["large batch", "no samples", "other precision", "bfloat16", "not in rows", "other device"],
 )
 def test_it_steps_aside(weight: Tensor, x: Tensor) -> None:
-    assert not linear.is_possible(weight, x)
+    assert not linear.is_for_c(weight, x)
 
 
 def test_a_package_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "find_spec", lambda name: None)
-    assert linear.why_not.__wrapped__() == "the package was installed without a C compiler"
+    assert linear.defect.__wrapped__() == "the package was installed without a C compiler"
 
 
 @needs_compiler
@@ -113,7 +113,7 @@ def test_wrong_numbers_are_noticed_before_it_is_used(monkeypatch: pytest.MonkeyP
         pass
 
     monkeypatch.setattr(linear, "_function", lambda name, dtype: nothing)
-    assert "does not work" in str(linear.why_not.__wrapped__())
+    assert "does not work" in str(linear.defect.__wrapped__())
 
 
 def test_a_file_that_is_no_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,4 +123,4 @@ def test_a_file_that_is_no_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(linear, "find_spec", lambda name: object())
     monkeypatch.setattr(ctypes, "CDLL", broken)
     monkeypatch.setattr(linear, "_function", linear._function.__wrapped__)
-    assert linear.why_not.__wrapped__() == "what the C compiler made does not work: not a library"
+    assert linear.defect.__wrapped__() == "what the C compiler made does not work: not a library"

@@ -9,7 +9,7 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.tensor_loader import TensorRows, row_by_row
 from lightning_fed.local.schedule import visit_loaders
 from lightning_fed.local.stacked import batches as plan
-from lightning_fed.local.stacked.batches import Batches, Plan, Samples
+from lightning_fed.local.stacked.batches import Batches, Plan
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.trainer.hooks import Visit
 
@@ -24,18 +24,6 @@ class _Trainer:
 
 def _work(local_steps=None, local_epochs=None):
     return LocalWork(5, local_steps, local_epochs)
-
-
-class _Halves(FederatedDataModule):
-    """Every other epoch sees half of the data."""
-
-    calls = 0
-
-    def client_dataloader(self, cid, generator=None, *, shuffle=True):
-        loader = super().client_dataloader(cid, generator, shuffle=shuffle)
-        self.calls += 1
-        loader.rows = torch.arange(len(loader.tensors[0]) // (1 + self.calls % 2))
-        return loader
 
 
 def _datasets(sizes=(9, 12, 9, 30)):
@@ -64,21 +52,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", [FederatedDataModule, _Halves])
 @pytest.mark.parametrize("datasets", [_datasets, _subsets])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("block_bytes", [2**23, 400])
-def test_batches_of_a_stack_are_those_of_the_loaders(kind, datasets, case, block_bytes, monkeypatch):
+def test_batches_of_a_stack_are_those_of_the_loaders(datasets, case, block_bytes, monkeypatch):
     monkeypatch.setattr(plan, "BLOCK_BYTES", block_bytes)
     options, limits, overfit = CASES[case]
     server = _work(**limits)
     visits = [Visit(3, cid, 0, 4, work=work) for cid, work in enumerate((1.0, 0.5, 1.0, 1.0))]
-    trainer = _Trainer(kind(datasets(), batch_size=4, **options), overfit)
+    trainer = _Trainer(FederatedDataModule(datasets(), batch_size=4, **options), overfit)
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
-    trainer = _Trainer(kind(datasets(), batch_size=4, **options), overfit)
     plans = Plan.all_of(trainer, server, visits)
     assert [p.steps for p in plans] == [visit.planned for visit in visits] == [len(own) for own in expected]
-    batches = [Batches([plan.transformed()], lambda batch: batch, torch.zeros(1).double()) for plan in plans]
+    batches = [Batches([plan], lambda batch: batch, torch.zeros(1).double(), {}) for plan in plans]
     for own, plan_, taken in zip(expected, plans, batches, strict=True):
         for first in range(0, plan_.steps, taken.block):
             found = taken.take([slice(first, first + taken.block)])
@@ -93,15 +79,10 @@ def test_each_client_of_a_stack_may_be_at_another_step(datasets):
     trainer, server = _Trainer(FederatedDataModule(datasets(), batch_size=4)), _work(local_steps=9)
     plans = Plan.all_of(trainer, server, [Visit(1, cid, 0, 4) for cid in range(4)])
     steps = [slice(0, 2), slice(3, 3), slice(8, 9), slice(1, 4)]
-    found = Batches(plans, lambda batch: batch, torch.zeros(1).double()).take(steps)
+    found = Batches(plans, lambda batch: batch, torch.zeros(1).double(), {}).take(steps)
     rows = [plan.tensors[0][plan.rows[part]] for plan, part in zip(plans, steps, strict=True)]
     assert torch.equal(found[0], torch.cat(rows))
     assert torch.equal(found[1], -torch.cat(rows).long())
-
-
-def _noisy(batch):
-    """Looks at its batch as a whole, and draws."""
-    return [batch[0] - batch[0].mean() + torch.rand(()).double(), batch[1]]
 
 
 @row_by_row
@@ -110,41 +91,38 @@ def _doubled(batch):
 
 
 @pytest.mark.parametrize("limits", [{"local_steps": 9}, {"local_epochs": 2}], ids=["steps", "epochs"])
-@pytest.mark.parametrize("transform", [_noisy, _doubled])
-def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(transform, limits):
-    data = [TensorRows(d.tensors, torch.arange(len(d)).flip(0), transform) for d in _datasets()]
+def test_a_transform_sees_the_batches_of_a_stack_as_those_of_a_loader(limits):
+    data = [TensorRows(d.tensors, torch.arange(len(d)).flip(0), _doubled) for d in _datasets()]
     trainer, server = _Trainer(FederatedDataModule(data, batch_size=4)), _work(**limits)
     visits = [Visit(3, cid, 0, 4) for cid in range(4)]
     expected = [_by_loaders(trainer, server, visit) for visit in visits]
     for plan_, own in zip(Plan.all_of(trainer, server, visits), expected, strict=True):
-        found = Batches([plan_.transformed()], lambda batch: batch, torch.zeros(1).double()).take([slice(plan_.steps)])
+        found = Batches([plan_], lambda batch: batch, torch.zeros(1).double(), {}).take([slice(plan_.steps)])
         for t, batch in enumerate(own):
             size = int(plan_.sizes[t])
             assert all(torch.equal(part[t, :size], whole) for part, whole in zip(found, batch, strict=True))
 
 
-def test_a_transform_that_is_not_declared_is_called_once_for_each_batch():
-    sizes = []
-
-    def counted(batch):
-        sizes.append(len(batch[0]))
-        return batch
-
-    data = [TensorRows(d.tensors, torch.arange(len(d)), counted) for d in _datasets()]
-    trainer = _Trainer(FederatedDataModule(data, batch_size=4))
-    plans = Plan.all_of(trainer, _work(local_epochs=1), [Visit(0, cid, 0, 4) for cid in range(4)])
-    [plan_.transformed() for plan_ in plans]
-    assert sizes == [4, 4, 1, 4, 4, 4, 4, 4, 1, *[4] * 7, 2]
+class _OwnLoaders(FederatedDataModule):
+    def client_dataloader(self, cid, generator=None, *, shuffle=True):
+        return super().client_dataloader(cid, generator, shuffle=shuffle)
 
 
-def test_a_transform_that_changes_the_number_of_samples_is_refused():
-    data = [
-        TensorRows(d.tensors, torch.arange(len(d)), lambda batch: [part[1:] for part in batch]) for d in _datasets()
-    ]
-    trainer = _Trainer(FederatedDataModule(data, batch_size=4))
-    plans = Plan.all_of(trainer, _work(local_steps=1), [Visit(0, 0, 0, 1)])
-    with pytest.raises(UnfitError, match="changes the number of samples"):
-        plans[0].transformed()
+def _undeclared():
+    return [TensorRows(d.tensors, torch.arange(len(d)), lambda batch: batch) for d in _datasets()]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (lambda: _OwnLoaders(_datasets(), batch_size=4), "_OwnLoaders overrides client_dataloader"),
+        (lambda: FederatedDataModule(_undeclared(), batch_size=4), "transform of client 0 is not declared row_by_row"),
+        (lambda: FederatedDataModule([[1, 2, 3]], batch_size=2), "client 0 are not tensors in memory"),
+    ],
+)
+def test_batches_that_only_a_loader_can_make_cannot_be_planned(data, reason):
+    with pytest.raises(UnfitError, match=reason):
+        Plan.all_of(_Trainer(data()), _work(local_steps=1), [Visit(0, 0, 0, 1)])
 
 
 def test_one_visit_is_planned_as_among_others():
@@ -156,47 +134,23 @@ def test_one_visit_is_planned_as_among_others():
         assert alone.sizes.tolist() == among.sizes.tolist()
 
 
-def test_data_that_are_no_tensors_cannot_be_planned():
-    trainer = _Trainer(FederatedDataModule([[1, 2, 3]], batch_size=2))
-    with pytest.raises(UnfitError, match="client 0 are not tensors in memory"):
-        Plan.all_of(trainer, _work(local_steps=1), [Visit(0, 0, 0, 1)])
-
-
-ALL = [slice(0, 1)] * 2
-
-
-def test_samples_are_pooled_only_where_that_takes_less_memory():
-    sources = [[torch.arange(10.0)], [torch.arange(10.0, 20.0)]]
-    few, many = torch.tensor([[[3, 1]], [[0, 9]]]), torch.arange(10).expand(2, 1, 10)
-    assert len(Samples.of(sources, few).sources) == 2
-    assert Samples.of(sources, few).take(ALL)[0].tolist() == [3, 1, 10, 19]
-    assert len(Samples.of(sources, many).sources) == 1
-    assert Samples.of(sources, many).take(ALL)[0].tolist() == list(range(20))
-    shared = [sources[0], sources[0]]
-    assert Samples.of(shared, few).sources[0][0] is sources[0][0]
-
-
-@pytest.mark.parametrize("rows", [torch.tensor([[[3, 1]], [[0, 2]]]), torch.arange(4).expand(2, 1, 4).repeat(1, 2, 1)])
-def test_clients_may_share_inputs_and_not_labels(rows):
-    inputs, labels = torch.arange(4.0), [torch.arange(4), 10 + torch.arange(4)]
-    taken = Samples.of([[inputs, labels[0]], [inputs, labels[1]]], rows).take(ALL)
-    assert taken[0].tolist() == rows[:, 0].flatten().tolist()
-    assert taken[1].tolist() == [*rows[0, 0].tolist(), *(10 + rows[1, 0]).tolist()]
-
-
-def test_samples_of_different_kinds_do_not_share_a_stack():
-    rows = torch.zeros(2, 1, 1, dtype=torch.int64)
-    for other in (torch.zeros(3, 2), torch.zeros(3).double()):
-        with pytest.raises(UnfitError, match="different shapes or types"):
-            Samples.of([[torch.zeros(3)], [other]], rows)
-
-
 def test_memory_for_batches_is_used_again_but_not_kept_if_it_is_much(monkeypatch):
-    samples = Samples.of([[torch.arange(10.0)]], torch.zeros(1, 2, 5, dtype=torch.int64))
+    scratch = {}
+    trainer = _Trainer(FederatedDataModule(_datasets(), batch_size=4))
+    plans = Plan.all_of(trainer, _work(local_steps=9), [Visit(1, cid, 0, 4) for cid in range(4)])
+    batches = Batches(plans, lambda batch: batch, torch.zeros(1).double(), scratch)
     with torch.inference_mode():
-        first = samples.take([slice(0, 1)])[0].data_ptr()
-    assert samples.take([slice(1, 2)])[0].data_ptr() == first  # written outside of inference mode, too
+        first = batches.take([slice(0, 1)] * 4)[0].data_ptr()
+    assert batches.take([slice(1, 2)] * 4)[0].data_ptr() == first  # written outside of inference mode, too
     monkeypatch.setattr(plan, "BLOCK_BYTES", 8)
-    monkeypatch.setattr(plan, "_scratch", plan._Scratch())
-    samples.take([slice(0, 2)])
-    assert not plan._scratch._kept
+    scratch.clear()
+    batches.take([slice(0, 2)] * 4)
+    assert not scratch
+
+
+def test_clients_may_share_inputs_and_not_labels():
+    inputs = torch.arange(4.0)
+    data = FederatedDataModule([TensorDataset(inputs, torch.arange(4) + 10 * i) for i in range(2)], batch_size=2)
+    plans = Plan.all_of(_Trainer(data), _work(local_steps=1), [Visit(0, cid, 0, 2) for cid in range(2)])
+    x, y = Batches(plans, lambda batch: batch, torch.zeros(1), {}).take([slice(1)] * 2)
+    assert y.tolist() == [(own + 10 * i).tolist() for i, own in enumerate(x.long())]

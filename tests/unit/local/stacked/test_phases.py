@@ -92,6 +92,21 @@ def test_what_later_work_sees_of_parameters_is_what_they_were_in_their_step() ->
     torch.testing.assert_close(results, [torch.stack(pieces) for pieces in zip(*expected, strict=True)])
 
 
+def test_a_second_pass_through_the_parameters_is_no_obstacle() -> None:
+    def twice(p: Tensor, scale: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return p * x, (p * (p * x).tanh()).sum(1) + y
+
+    params, shared, data = example()
+    expected, losses = params.clone(), []
+    for own in zip(*data, strict=True):
+        gradient, loss = twice(expected, *shared, *own)
+        expected = expected - 0.1 * gradient
+        losses.append(loss)
+    found, (results,) = run(taken_apart(twice), params, shared, data)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, torch.stack(losses))
+
+
 @pytest.mark.parametrize("impure", [lambda x: x.clone().add_(1), lambda x: torch.zeros_like(x).copy_(x)])
 def test_a_step_that_writes_into_its_own_tensors_is_done_as_a_whole(impure: Callable[[Tensor], Tensor]) -> None:
     def writing(p: Tensor, scale: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

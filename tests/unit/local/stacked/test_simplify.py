@@ -22,10 +22,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], int, str]] = {
     "products with 1": (lambda x, y: (x * 1).relu(), 1, "drop_factors"),
     "constants": (lambda x, y: x + torch.full((3,), 2.0).exp(), 1, "fold_constants"),
     "constants of a shape": (lambda x, y: torch.cat([y, torch.zeros_like(y)]), 1, "fold_constants"),
-    "sums over one": (lambda x, y: x.sum(1).relu(), 2, "shorten_sums"),
-    "views of views": (lambda x, y: x.squeeze(1).view(2, 6).unsqueeze(0).relu(), 2, "merge_views"),
-    "there and back": (lambda x, y: y.transpose(0, 1).transpose(0, 1).relu(), 1, "merge_views"),
-    "equal operators": (lambda x, y: y.exp() + y.exp(), 2, "merge_equals"),
 }
 
 
@@ -66,14 +62,6 @@ def test_all_passes_together_keep_the_numbers(function: Callable[..., Tensor]) -
         torch.testing.assert_close(found, function(x, y), rtol=0, atol=0)
 
 
-def test_ones_are_no_factors() -> None:
-    whole = simplified(record(lambda x, y: torch.ones_like(y) * y.exp()), [X, Y])
-    assert [node.target for node in operators(whole.graph)] == [torch.ops.aten.exp.default]
-
-
 @pytest.mark.parametrize("function", [lambda x, y: y.clone().add_(1), lambda x, y: y + torch.rand(3)])
-def test_what_writes_or_draws_is_left_alone(function: Callable[..., Tensor]) -> None:
-    recorded = record(function)
-    before = len(operators(recorded.graph))
-    assert not is_pure(recorded.graph)
-    assert len(operators(simplified(recorded, [X, Y]).graph)) == before
+def test_what_writes_or_draws_is_not_pure(function: Callable[..., Tensor]) -> None:
+    assert not is_pure(record(function).graph)

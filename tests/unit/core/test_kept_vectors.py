@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import ALGORITHMS, close, golden, name_of, random_clients
+from helpers.problems import ALGORITHMS, close, golden, name_of, random_clients
 from torch.func import vmap
 
 from lightning_fed import GradientDescent, simulate
