@@ -12,7 +12,7 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.records import Encoded, Record, encode
 from lightning_fed.store.schema import Moved, Row
 
-_LEAST_MOVED = 2**20  # bytes of old records that a commit may move, however small it is itself
+_LEAST_MOVED = 2**16  # bytes of old records that a commit may move, however small it is itself
 
 
 def commit(

@@ -79,8 +79,6 @@ class DiskStore:
         self._open = True
         _OPEN.add(self)
 
-    # ---- what MemoryStore has
-
     def __getitem__(self, cid: ClientId) -> Memory:
         found = self.get(cid)
         return Memory(self.fresh()) if found is None else found
@@ -103,8 +101,6 @@ class DiskStore:
     def put(self, memories: Mapping[ClientId, Memory]) -> None:
         """Commit memories without a new round."""
         self.commit(self.round or 0, memories)
-
-    # ---- rounds
 
     @property
     def rounds(self) -> list[int]:
@@ -159,8 +155,6 @@ class DiskStore:
         """Return to the older of the two newest commits."""
         remove_empty(self._segments, self._here(), self._here().roll_back())
 
-    # ---- without tensors
-
     def summary(self, cid: ClientId) -> Summary | None:
         """Visits, cost and bytes of a client that has taken part."""
         row = self._here().find(key_of(cid))
@@ -174,8 +168,6 @@ class DiskStore:
         """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
         row = self._here().find(key_of(cid))
         return None if row is None else location_of(self._records, row)
-
-    # ---- files
 
     def check_space(self, bytes: int) -> None:
         """Refuse with the sum if ``bytes`` more do not fit the disk."""
@@ -216,8 +208,6 @@ class DiskStore:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # ---- within
 
     def _here(self) -> Index:
         if self._pid != os.getpid():
