@@ -33,6 +33,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.loop import _Loop as Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 from pytorch_lightning.plugins.precision import DoublePrecision, Precision
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
@@ -55,9 +56,11 @@ if TYPE_CHECKING:
 __all__ = [
     "SUPPORTED",
     "ArgsType",
+    "AsyncCheckpointIO",
     "BatchSizeFinder",
     "CSVLogger",
     "Checkpoint",
+    "CheckpointIO",
     "DoublePrecision",
     "LearningRateFinder",
     "LightningArgumentParser",
@@ -80,6 +83,7 @@ __all__ = [
     "Strategy",
     "TQDMProgressBar",
     "TensorBoardLogger",
+    "TorchCheckpointIO",
     "WandbLogger",
     "batch_size_of",
     "call_callback_hooks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,9 +25,12 @@ from lightning_fed.lightning import pl
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.sampling import Full, Sampler, Uniform
+from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
+from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO
 from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
+from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
@@ -62,6 +66,9 @@ class FederatedServer(FederatedCallback):
             steps are written in C.
         restart_schedulers: start schedulers with interval "step", and learning rates that the module sets itself, anew
             in every visit. By default they count all local steps of the run, as in a plain ``Trainer``.
+        store: keep what clients remember in ``memory``, or on ``disk``; ``auto`` decides by what the clients that the
+            run can visit need (docs/memory.md).
+        store_dir: folder of memories on disk; ``client_memory`` beside the checkpoints by default.
     """
 
     is_server = True
@@ -82,12 +89,15 @@ class FederatedServer(FederatedCallback):
         compile: bool | Literal["auto"] = "auto",
         workers: int = 1,
         restart_schedulers: bool = False,
+        store: StoreName = "auto",
+        store_dir: str | Path | None = None,
     ) -> None:
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
         self.engine, self.compile, self.workers = engine, compile, workers
         self.restart_schedulers, self._given_seed = restart_schedulers, seed
+        self.store, self.store_dir = store, store_dir
         self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
@@ -113,6 +123,7 @@ class FederatedServer(FederatedCallback):
         whole(self, "evaluate_every", 0)
         one_of(self, "buffers", ("average", "server", "local"))
         one_of(self, "restart_schedulers", (True, False))
+        one_of(self, "store", ("auto", "memory", "disk"))
         whole(self, "workers", 1)
         one_of(self, "engine", ("auto", "sequential", "vectorized"))
         one_of(self, "compile", ("auto", True, False))
@@ -127,6 +138,8 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._player: RoundPlayer | None = None
         self._restored: dict[str, Any] | None = None
+        self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
+        self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
 
     @property
     def rounds_done(self) -> int:
@@ -175,6 +188,8 @@ class FederatedServer(FederatedCallback):
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
                     " Use a new Trainer for another federation."
                 )
+        if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
+            trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
@@ -182,12 +197,29 @@ class FederatedServer(FederatedCallback):
         if self._player is not None:
             self._player.begin_fit(self._round_settings())
 
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._memory.end_fit(trainer)
+
+    def _disk_store(self) -> DiskStore | None:
+        """The store whose records belong to a checkpoint."""
+        store = None if self.federation is None else self.federation.store
+        return store if isinstance(store, DiskStore) else None
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        named = checkpoint.get(RECORDS)
+        self._records = None if named is None else Path(named["path"])
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._memory.begin_fit(trainer)  # not in setup: other callbacks' folders are known only after theirs
         trainer.fit_loop.clock.running = False
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(trainer.fit_loop, FederatedFitLoop):
             trainer.fit_loop.clock.running = False
+            self._memory.end_fit(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None
@@ -239,10 +271,7 @@ class FederatedServer(FederatedCallback):
             )
         warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
-            federation = self._begin(trainer)
-            federation.load_state_dict(saved)
-            if "local_time" not in saved:
-                federation.local_time = self.rounds_done * trainer.fit_loop.clock.steps
+            federation = self._begin(trainer, saved)
             restore_state(trainer.lightning_module, federation.buffers)
             self._show_server()
         self._restored = None
@@ -376,11 +405,16 @@ class FederatedServer(FederatedCallback):
         if question is not None:
             question.add_to(optimizer)
 
-    def _begin(self, trainer: pl.Trainer) -> Federation:
+    def _begin(self, trainer: pl.Trainer, saved: dict[str, Any] | None = None) -> Federation:
+        """Make the federation, as it was ``saved`` in a checkpoint or before round 0."""
         data = trainer.datamodule
         self._module = trainer.lightning_module
         examples = {cid: data.num_examples(cid) for cid in data.client_ids}
-        self.federation = Federation(self.algorithm, examples, self._module)
+        self.federation = federation = Federation(self.algorithm, examples, self._module)
+        if saved is not None:
+            federation.load_state_dict(saved)
+        need = Need.of(trainer, federation, self.sampler, self.buffers == "local")
+        self._memory.open(trainer, federation, need, self._records, (saved or {}).get("store"))
         choice = Choice(self.engine, self.compile, self.workers)
         self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
         return self.federation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,14 +50,50 @@ class Memory:
 
     @property
     def summary(self) -> Summary:
-        return Summary(self.visits, self.cost)
+        """What is known of the client without its vectors."""
+        return Summary(self.visits, self.cost, layout=self.layout)
 
 
 class Summary(NamedTuple):
-    """What is known of a client without its vectors."""
+    """What is known of a client without its vectors; ``bytes`` and ``round`` of its record, where it is on disk.
+
+    >>> Summary(visits=2, cost=Cost(steps=3), bytes=8, round=5, layout=0).cost.steps
+    3
+    """
 
     visits: int
     cost: Cost
+    bytes: int = 0
+    round: int = 0
+    layout: int = 0
+
+
+class Store(Protocol):
+    """What keeps clients' memories: :class:`MemoryStore`, or on disk ``lightning_fed.store.DiskStore``."""
+
+    def __getitem__(self, cid: ClientId) -> Memory: ...
+
+    def get(self, cid: ClientId) -> Memory | None: ...
+
+    def summary(self, cid: ClientId) -> Summary | None: ...
+
+    def __iter__(self) -> Iterator[ClientId]: ...
+
+    def __len__(self) -> int: ...
+
+    def put(self, memories: Mapping[ClientId, Memory]) -> None: ...
+
+    def commit(self, round: int, memories: Mapping[ClientId, Memory]) -> None: ...
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None: ...
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None: ...
+
+    def quiesce(self) -> None: ...
+
+    def state_dict(self) -> Any: ...
+
+    def close(self) -> None: ...
 
 
 #: Makes a memory of the present layout.
@@ -112,7 +148,24 @@ class MemoryStore:
         return len(self._memories)
 
     def put(self, memories: Mapping[ClientId, Memory]) -> None:
+        """Replace the memories of these clients."""
         self._memories.update(memories)
+
+    def commit(self, round: int, memories: Mapping[ClientId, Memory]) -> None:
+        """Replace the memories of the clients that took part in a round."""
+        self.put(memories)
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None:
+        """Read these memories ahead: nothing to do in RAM."""
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
+        """Write a memory ahead of its commit: nothing to do in RAM."""
+
+    def quiesce(self) -> None:
+        """Finish what is written in the background: nothing to do in RAM."""
+
+    def close(self) -> None:
+        """Release what the store holds: nothing to do in RAM."""
 
     def state_dict(self) -> dict[ClientId, dict[str, Any]]:
         """Plain tensors and numbers, on the CPU."""

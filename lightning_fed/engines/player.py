@@ -95,8 +95,9 @@ class RoundPlayer:
         work = self.settings.work
         if self.federation.algorithm.traits.plans_steps:
             work = replace(work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
+        kept = None if self.settings.buffers != "local" else lambda cid: alone.left[cid].state
         with saving_the_server(self.trainer, workspace):
-            outcome = self.federation.play(cohort, engine, work)
+            outcome = self.federation.play(cohort, engine, work, kept)
         self._warnings.dropped(workspace, alone.left.values())
         self._warnings.drew(alone.drew)
         return outcome

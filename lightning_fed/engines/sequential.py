@@ -20,7 +20,7 @@ from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.remedies import remedy_for
 
 if TYPE_CHECKING:
-    from lightning_fed.core.memory import MemoryStore
+    from lightning_fed.core.memory import Store
 
 
 class ClientError(RuntimeError):
@@ -51,7 +51,7 @@ class SequentialEngine:
         workspace: Workspace,
         layout: Layout,
         round: int,
-        kept: MemoryStore | None = None,
+        kept: Store | None = None,
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
         self.kept = kept

@@ -167,8 +167,28 @@ def _why_unsealed(begin: bytes, tail: bytes) -> str:
     return "it is truncated, or its seal is damaged"
 
 
-def read_sealed(path: Path | str) -> Any:
-    """Verify a checkpoint and load it on the CPU; nothing in it is executed.
+def is_unsealed(path: Path | str) -> bool:
+    """Whether a file is a whole archive of ``torch.save`` without a seal: another program wrote it.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "a.ckpt"
+    >>> torch.save({}, path); is_unsealed(path)
+    True
+    >>> seal(path); is_unsealed(path)
+    False
+    """
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(4)
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _END.size))
+            return begin == b"PK\3\4" and _is_end(file.read(), 0)
+    except OSError as error:
+        raise DamagedCheckpointError(Path(path), error.strerror or str(error)) from error
+
+
+def read_sealed(path: Path | str, weights_only: bool = True) -> Any:
+    """Verify a checkpoint and load it on the CPU; nothing in it is executed, unless ``weights_only`` is False.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "last.ckpt"
@@ -176,4 +196,4 @@ def read_sealed(path: Path | str) -> Any:
     {'epoch': 3}
     """
     verify(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return torch.load(path, map_location="cpu", weights_only=weights_only)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.core.memory import ClientId, Memory, with_tensors
+from lightning_fed.core.memory import Adapt, Build, ClientId, Memory, Summary, with_tensors
 from lightning_fed.store.commit import commit, remove_empty
 from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
 from lightning_fed.store.identity import SERVER, cid_of, key_of
@@ -18,12 +18,10 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.lease import Lease
 from lightning_fed.store.reader import Reader
 from lightning_fed.store.records import Location, Record
-from lightning_fed.store.schema import Row, Summary
+from lightning_fed.store.schema import Row
 from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
 from lightning_fed.store.space import check_space
 from lightning_fed.store.staging import Staging
-
-Build = Callable[[Mapping[str, Tensor], int], Any]
 
 _OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
 _OF_PARENTS: list[Any] = []
@@ -38,6 +36,7 @@ class DiskStore:
     Args:
         folder: made if it is not there; one writer at a time.
         fresh: the state of round 0.
+        adapt: makes a memory of the present layout from one of an older layout, when it is read.
         build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
         cache_bytes: most bytes of recent records in RAM; as much again may be read ahead.
         new: start empty, whatever the folder holds.
@@ -58,11 +57,13 @@ class DiskStore:
         folder: Path | str,
         fresh: Callable[[], Any],
         *,
+        adapt: Adapt | None = None,
         build: Build | None = None,
         cache_bytes: int = 2**28,
         new: bool = False,
     ) -> None:
         self.folder, self.fresh = Path(folder), fresh
+        self._adapt = adapt or (lambda memory: memory)
         self._build = build or (lambda tensors, layout: with_tensors(self.fresh(), tensors))
         self._lease = Lease(self.folder)
         self._pid = os.getpid()
@@ -89,8 +90,8 @@ class DiskStore:
         if row is None:
             return None
         record = self._reader.record(row)
-        state = self._build(record.tensors, record.layout)
-        return Memory(state, record.visits, record.buffers, record.cost, record.layout)
+        state, known = self._build(record.tensors, record.layout), row.summary()
+        return self._adapt(Memory(state, known.visits, record.buffers, known.cost, record.layout))
 
     def __iter__(self) -> Iterator[ClientId]:
         return (cid_of(row.key) for row in self._here().rows())
@@ -203,6 +204,14 @@ class DiskStore:
         self._index.close()
         self._lease.release()
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process opened the store, and has not closed it: a forked child must leave it alone."""
+        return self._open and self._pid == os.getpid()
+
+    def state_dict(self) -> None:
+        """Nothing: a checkpoint has a snapshot beside it."""
+
     def __enter__(self) -> DiskStore:
         return self
 
@@ -240,4 +249,11 @@ def _leave_to_parent() -> None:
     _OF_PARENTS.extend(store._index for store in _OPEN)
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+def _quiesce() -> None:
+    # a child must not inherit locks that a thread of the store, which it does not have, would have released
+    for store in list(_OPEN):
+        if store.is_mine:
+            store.quiesce()
+
+
+os.register_at_fork(before=_quiesce, after_in_child=_leave_to_parent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,6 +38,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 @dataclass(frozen=True, eq=False)
 class Record:
     """What is written of one client after one round; of the server where ``client`` is None.
+
+    ``visits`` and ``cost`` are not in the file but in the index: a record is written while its round goes on.
 
     >>> Record("a", 3, {"x_i": torch.ones(2)}, visits=1).bytes
     8
@@ -118,7 +120,7 @@ def encode(record: Record) -> Encoded:
         data.append(view)
         at += len(view)
     metadata = {"sha256": _BLANK, "format": "pt", "lightning_fed": str(VERSION), "client": json.dumps(record.client)}
-    facts = {"round": record.round, "visits": record.visits, "cost": astuple(record.cost), "layout": record.layout}
+    facts = {"round": record.round, "layout": record.layout}
     metadata |= {name: json.dumps(value) for name, value in {**facts, "sums": sums, "dtypes": odd}.items()}
     header = bytearray(json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode())
     header += b" " * (-len(header) % 8)
@@ -174,8 +176,7 @@ class _Reading:
         for name, tensor in found.items():
             kind, _, own = name.partition("/")
             parts[kind][own] = tensor
-        facts = metadata["visits"], Cost(*metadata["cost"]), metadata["layout"]
-        return Record(where.client, where.round, parts["state"], parts["buffers"], *facts)
+        return Record(where.client, where.round, parts["state"], parts["buffers"], layout=metadata["layout"])
 
     def _header(self, file: BinaryIO) -> dict[str, Any]:
         size = int.from_bytes(self._exactly(file, 8, "header"), "little")

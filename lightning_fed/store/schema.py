@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import NamedTuple
 
-from lightning_fed.core.memory import Cost
+from lightning_fed.core.memory import Cost, Summary
 
 VERSION = 1
 
@@ -29,20 +29,6 @@ ROW = (
     " layout"
 )
 JOINED = "records JOIN clients ON clients.number = client JOIN files ON files.number = file"
-
-
-class Summary(NamedTuple):
-    """What the index knows of a client, without its tensors.
-
-    >>> Summary(visits=2, cost=Cost(steps=3), bytes=8, round=5, layout=0).cost.steps
-    3
-    """
-
-    visits: int
-    cost: Cost
-    bytes: int
-    round: int
-    layout: int
 
 
 class Row(NamedTuple):

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.cache import digest_of
+from lightning_fed.core.memory import Build, ClientId, Memory
 from lightning_fed.store import durable
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.files import location_of
+from lightning_fed.store.identity import cid_of
 from lightning_fed.store.index import Index
 from lightning_fed.store.records import read
 
@@ -102,6 +104,21 @@ def _files(snapshot: Path) -> list[str]:
         return list(index.files())
     finally:
         index.close()
+
+
+def memories_in(folder: Path | str, build: Build) -> dict[ClientId, Memory]:
+    """All memories of a snapshot, verified, in RAM; ``build`` makes a state of its tensors and their layout."""
+    folder = Path(folder)
+    read_manifest(folder)
+    index, found = Index.of_snapshot(folder / "index.sqlite3"), {}
+    try:
+        for row in index.rows():
+            record, known = read(location_of(folder / "records", row)), row.summary()
+            state = build(record.tensors, record.layout)
+            found[cid_of(row.key)] = Memory(state, known.visits, record.buffers, known.cost, record.layout)
+    finally:
+        index.close()
+    return found
 
 
 def verify_snapshot(folder: Path | str) -> list[DamagedRecordError]:
