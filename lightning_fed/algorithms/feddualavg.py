@@ -90,10 +90,9 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            plain_sgd="FedDualAvg sums plain gradients in its dual variable.",
-            no_weight_decay="FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c).",
-        )
+        decay = "FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c)."
+        plain = "FedDualAvg sums plain gradients in its dual variable."
+        return Traits(requires={"plain_sgd": plain, "no_weight_decay": decay})
 
     def _primal(self, z: Tensor, elapsed: float) -> Tensor:
         return self.g.prox(z, elapsed) if elapsed else z

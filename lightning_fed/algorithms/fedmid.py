@@ -75,4 +75,4 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(plain_sgd="FedMid takes the prox of g for the length of an SGD step.")
+        return Traits(requires={"plain_sgd": "FedMid takes the prox of g for the length of an SGD step."})

@@ -149,5 +149,5 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     @property
     def traits(self) -> Traits:
         why = 'FedPD(oracle="II") minimises a linearised model, which is a gradient step. Use oracle="I".'
-        plain = why if self.oracle == "II" else None
-        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, plain_sgd=plain, everybody=True)
+        requires = {"plain_sgd": why} if self.oracle == "II" else {}
+        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, requires=requires, everybody=True)

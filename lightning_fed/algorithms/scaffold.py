@@ -95,4 +95,4 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
     @property
     def traits(self) -> Traits:
         why = "Scaffold(option=2) reads gradients off the local steps. Use option=1."
-        return Traits(plain_sgd=why if self.option == 2 else None)
+        return Traits(requires={"plain_sgd": why} if self.option == 2 else {})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,7 @@ class Traits:
         relaxation: the alpha of its Douglas-Rachford steps, 1 for plain ones; None where FedADMM's bounds do not apply.
         everybody: whether every client has to take part in every round.
         exchanges: how often the server asks the cohort in one round; the server's state knows which of them is due.
-        plain_sgd: why local steps have to be plain gradient steps; None if any optimiser will do.
-        no_weight_decay: why an optimiser must not add weight decay; None where it is but a part of every client's loss.
+        requires: what optimisers have to be, each with the reason: ``plain_sgd`` and ``no_weight_decay``.
         full_start: whether every client is asked once before round 0, as part of the initial state.
         plans_steps: whether ``broadcast`` needs the planned sum of step sizes, ``LocalWork.lr_sum``. Schedulers by step
             are stepped ahead to know it, and set back.
@@ -31,8 +31,17 @@ class Traits:
     relaxation: float | None = None
     everybody: bool = False
     exchanges: int = 1
-    plain_sgd: str | None = None
-    no_weight_decay: str | None = None
+    requires: Mapping[str, str] = field(default_factory=dict)
     full_start: bool = False
     plans_steps: bool = False
     sends_changes: bool = False
+
+    @property
+    def plain_sgd(self) -> str | None:
+        """Why local steps have to be plain gradient steps; None if any optimiser will do."""
+        return self.requires.get("plain_sgd")
+
+    @property
+    def no_weight_decay(self) -> str | None:
+        """Why an optimiser must not add weight decay; None where it is but a part of every client's loss."""
+        return self.requires.get("no_weight_decay")

@@ -15,7 +15,7 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.native.codegen.loops import Place
-from lightning_fed.local.native.codegen.lowering import Source
+from lightning_fed.local.native.codegen.lowering import NoCodeError, Source
 from lightning_fed.local.native.compiler import built
 from lightning_fed.local.native.threads import spread
 
@@ -77,6 +77,8 @@ _ALSO = (
 
 def _mean(x: Tensor, dim: Any = (), keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     total = x.sum(dim, keepdim=keepdim, dtype=dtype)
+    if not total.numel():
+        raise NoCodeError("it takes the mean of no numbers")
     return total / (x.numel() // total.numel())
 
 
