@@ -54,15 +54,15 @@ class Memory:
 
 
 class Summary(NamedTuple):
-    """What is known of a client without its vectors."""
+    """Number of visits and cost of a client; readable without loading its vectors."""
 
     visits: int
     cost: Cost
 
 
-#: Makes a memory of the present layout.
+#: Converts a memory to the current layout.
 Adapt = Callable[[Memory], Memory]
-#: Makes a state of its tensors and the number of their layout.
+#: Builds a state from its tensors and the number of their layout.
 Build = Callable[[Mapping[str, Tensor], int], Any]
 
 
@@ -74,8 +74,8 @@ class MemoryStore:
 
     Args:
         fresh: gives the state of round 0.
-        adapt: makes a memory of the present layout from one of an older layout, when it is read.
-        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
+        adapt: converts a memory of an older layout to the current layout, when it is read.
+        build: builds a state from its tensors and the number of their layout; by default a state like ``fresh()``.
 
     >>> store = MemoryStore(fresh=lambda: "x0")
     >>> store["a"].state, store["a"].visits, len(store)
