@@ -223,5 +223,5 @@ def test_feedback_is_refused_where_it_would_count_twice_or_mix_messages() -> Non
     for algorithm in (FedADMM(), Scaffold(), FedDyn(), FedSplit()):
         with pytest.raises(ValueError, match="would count twice"):
             Compressed(algorithm, TopK(1), feedback=True)
-    with pytest.raises(ValueError, match="would mix what is kept back"):
+    with pytest.raises(ValueError, match="would mix the unsent parts"):
         Compressed(FedLin(), TopK(1), feedback=True)
