@@ -1,4 +1,4 @@
-"""Write large records in a thread while other clients train, before the commit that they belong to."""
+"""Write large records in a background thread while other clients train, ahead of their commit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.records import Record
 from lightning_fed.store.schema import Row
 
-_MOST = 2  # records that may wait to be written: they stay in RAM until then
+_MOST = 2  # maximum number of records that wait in RAM to be written
 
 
 @dataclass(frozen=True)
 class _Staged:
     memory: weakref.ref[Memory]
-    record: Record | None  # a small one, which is written with its commit
-    written: Future[Row] | None  # a large one
+    record: Record | None  # a small record, which the commit writes
+    written: Future[Row] | None  # a large record, which the thread writes
 
 
 class Staging:
@@ -47,7 +47,7 @@ class Staging:
         self._replaced: list[Future[Row]] = []
 
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
-        """Take a client's memory for the commit of ``round``; wait while too many large ones are unfinished."""
+        """Stage a client's memory for the commit of ``round``; wait while too many large records are unfinished."""
         record = Record.of(cid, memory, round)
         large = is_large(record)
         before = self._staged.get(cid)
@@ -65,7 +65,7 @@ class Staging:
         return future
 
     def entry(self, cid: ClientId, memory: Memory | None, round: int) -> Record | Row | None:
-        """What was staged for this round, if it is this very memory (or any, for None); wait until it is written."""
+        """Return the entry staged for this round, if it is of this very memory (any, for None); wait for its write."""
         staged = self._staged.get(cid)
         if staged is None or (memory is not None and staged.memory() is not memory):
             return None
@@ -73,7 +73,7 @@ class Staging:
         return entry if entry is not None and entry.round == round else None
 
     def drop(self, index: Index) -> None:
-        """Forget what was staged, and remove the files that are not what was committed."""
+        """Drop all staged records, and remove their files that were not committed."""
         staged, self._staged = self._staged, {}
         replaced, self._replaced = self._replaced, []
         for future in [*replaced, *(entry.written for entry in staged.values() if entry.written is not None)]:
@@ -81,10 +81,10 @@ class Staging:
                 discard(self.folder, index, [future.result().file])
 
     def quiesce(self) -> None:
-        """Wait until nothing is being written."""
-        self._thread.submit(int).result()  # the thread works in order
+        """Wait until no record is being written."""
+        self._thread.submit(int).result()  # the one thread runs tasks in order, so all earlier ones are done
         self._unfinished.clear()
 
     def close(self) -> None:
-        """Finish what is being written; nothing more can be staged."""
+        """Finish writing; nothing can be staged afterwards."""
         self._thread.shutdown()
