@@ -147,7 +147,7 @@ def test_without_levels_fedpaq_is_fedavg() -> None:
     assert identical(whole.server, avg.server)
 
 
-@pytest.mark.filterwarnings("ignore:.* in noise")
+@pytest.mark.filterwarnings("ignore:.* adds noise")
 @pytest.mark.parametrize(
     "algorithm",
     [FedPAQ(levels=3, per="tensor"), Compressed(FedADMM(), Compose([Clip(100.0), Quantize(3, per="tensor")]))],
