@@ -107,7 +107,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
 
 
 def length_of(solution: Solution, who: object) -> float:
-    """Return the sum of the local step sizes; raise if it is unknown, because algorithm ``who`` divides by it."""
+    """Return the sum of the local step sizes; raise if it is unknown, because algorithm ``who`` needs it."""
     if solution.lr_sum != solution.lr_sum:
         raise ValueError(f"{type(who).__name__} needs plain gradient steps, whose lengths are known.")
     return solution.lr_sum

@@ -222,7 +222,7 @@ class Federation:
         if ours["name"] != theirs["name"]:
             raise ValueError(
                 f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
-                f" variables. Resume with {theirs['name']}, or start anew without ckpt_path."
+                f" variables. Resume with {theirs['name']}, or start a new run without ckpt_path."
             )
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(

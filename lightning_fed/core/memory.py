@@ -1,4 +1,4 @@
-"""What clients remember between rounds."""
+"""The memories of clients between rounds: state, visits, buffers, cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ClientId = int | str
 
 @dataclass(frozen=True)
 class Cost:
-    """What a client has spent so far: bytes received and sent, local steps, and gradients over all its data.
+    """Cost of a client so far: bytes received and sent, local steps, and gradients over all its data.
 
     >>> Cost(bytes_down=8, steps=3) + Cost(bytes_down=8, bytes_up=4)
     Cost(bytes_down=16, bytes_up=4, steps=3, gradients=0)

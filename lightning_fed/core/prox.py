@@ -90,7 +90,7 @@ def outside(x: Tensor, nearest: Tensor) -> Tensor:
 def needs_layout(g: Prox) -> ValueError:
     name = type(g).__name__
     return ValueError(
-        f"{name} needs the module's parameters, their names and shapes, to know what it acts on. It is bound by"
+        f"{name} needs the module's parameters, their names and shapes, to select those it acts on. It is bound by"
         " FederatedServer; in simulate use bind(...) yourself: g.bind(Layout.of(module)), Layout from"
         " lightning_fed.core.layout."
     )

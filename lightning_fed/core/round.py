@@ -110,7 +110,7 @@ def _exchange(
 
 
 class _Gathered:
-    """The replies of an exchange, in the order of the cohort: their sum, and what each client has become."""
+    """The replies of an exchange, in the order of the cohort: their sum, and each client's new state."""
 
     def __init__(
         self, before: Outcome, cohort: Sequence[ClientId], weights: Mapping[ClientId, float], bytes_down: int

@@ -65,6 +65,8 @@ class Parts:
         def wanted(nodes: Iterable[Node], *users: Node) -> list[Node]:
             return [node for node in nodes if node in users or set(node.users) & (places.core | places.after)]
 
+        # made: results of data alone; seen: views of parameters; left: results of the core that the last phase reads;
+        # fed: data and made tensors that the core reads
         made = wanted([n for n in graph.nodes if n in places.before and n.op == "call_function"], first, *rest)
         seen = wanted([n for n in graph.nodes if n in places.views], first)
         left = [n for n in graph.nodes if n in places.core and (n in rest or set(n.users) & places.after)]

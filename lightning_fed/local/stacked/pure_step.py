@@ -105,7 +105,7 @@ class _NoTrainer:
     """Replaces the trainer, because a recorded step would freeze the trainer's numbers."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise UnfitError(f"it looks at the trainer ({name})")
+        raise UnfitError(f"it reads the trainer ({name})")
 
 
 def _value_wanted(*_: Any, **__: Any) -> NoReturn:

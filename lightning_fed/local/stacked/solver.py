@@ -312,6 +312,7 @@ class _Run:
 
     def _all_in_c(self, batches: Batches) -> bool:
         """Run full batches in C, and short ones as recorded steps in between; False, without a step, if no C code."""
+        # clients meet their short batches at different steps, so each has its own number of steps done
         clients, done = np.arange(self.m), np.zeros(self.m, dtype=np.int64)
         while batches.sizes[clients, done].any():
             ahead = np.minimum(done[:, None] + np.arange(batches.block), batches.steps)
@@ -340,6 +341,7 @@ class _Run:
         parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in steps])
         prepared = parts.before(self.shared, steps)
         own = [self.x] if self.constant is None else [self.x, self.constant]
+        # as tensors, because numbers would be compiled into the code, which then served one step size only
         numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
         given = own, [*self.shared, *numbers], parts.fed(prepared)
         code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)

@@ -42,7 +42,7 @@ class Source:
         self.constants: list[Tensor] = []
         self.inputs: list[Place] = []
         self.outputs: list[Place] = []
-        self.dtype: torch.dtype = next(iter(graph.graph.nodes)).meta["val"].dtype
+        self.dtype: torch.dtype = next(iter(graph.graph.nodes)).meta["val"].dtype  # of the model, the first input
         self._values: dict[Node, Any] = {}
         for node in graph.graph.nodes:
             self._take(graph, node)
@@ -196,6 +196,7 @@ class Source:
 
     def _pieces(self, node: Any) -> list[Place]:
         whole = self._place(node.args[0])
+        # split the meta tensor: its pieces have the offsets and strides of views, so no code is generated
         pieces = node.target(whole.meta, *node.args[1:], **node.kwargs)
         return [Place(whole.name, piece) for piece in pieces]
 

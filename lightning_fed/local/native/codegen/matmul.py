@@ -13,7 +13,7 @@ from lightning_fed.local.native.codegen.loops import Place, Term, assign
 
 #: Numbers of entries in a vector of 32 bytes.
 LANES = {torch.float32: 8, torch.float64: 4}
-#: Maximum number of rows of a tile, whose sums are kept in registers.
+#: Maximum number of rows of a tile: 6 rows of 2 vectors of sums leave 4 of 16 registers for operands.
 TILE_ROWS = 6
 #: Minimum number of rows for copying the second matrix to row-major order first.
 TURNING_ROWS = 6
@@ -22,6 +22,7 @@ TURNING_ROWS = 6
 def function(name: str, to: Place, a: Place, b: Place) -> list[str]:
     """Generate the function that multiplies two matrices with the shapes and strides of the places."""
     to, a, b = (_alone(own, place) for own, place in (("to", to), ("a", a), ("b", b)))
+    # noinline: inlined, the body would be compiled like its caller, in which products and sums are not fused
     return [
         f"__attribute__((noinline)) static void {name}(T *restrict to, const T *restrict a, const T *restrict b) {{",
         *_body(to, a, b),

@@ -21,6 +21,7 @@ from lightning_fed.local.native.threads import spread
 
 aten = torch.ops.aten
 
+# the declarations of exp let the compiler call glibc's vector versions; larger and smaller return NaN as torch does
 _HEAD = """
 #include <math.h>
 #include <string.h>
@@ -121,7 +122,7 @@ class Steps:
         kinds = [*["client"] * len(client), *["shared"] * len(shared), *["step"] * len(varying)]
         self._run: Any = built(text(source, kinds)).run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-        self._constants = source.constants
+        self._constants = source.constants  # kept, because C reads them by address
         self._results = [place.meta for place in source.outputs[1:]]
 
     def __call__(
