@@ -55,6 +55,8 @@ class Parts:
     """
 
     def __init__(self, recorded: GraphModule, counts: Sequence[int]) -> None:
+        """Split the graph: ``made`` are results of data alone, ``seen`` views of parameters, ``left`` results of the
+        core that the last phase reads, ``fed`` data and made tensors that the core reads."""
         graph = recorded.graph
         inputs = iter([node for node in graph.nodes if node.op == "placeholder"])
         params, shared, data = ([next(inputs) for _ in range(count)] for count in counts)
@@ -65,8 +67,6 @@ class Parts:
         def wanted(nodes: Iterable[Node], *users: Node) -> list[Node]:
             return [node for node in nodes if node in users or set(node.users) & (places.core | places.after)]
 
-        # made: results of data alone; seen: views of parameters; left: results of the core that the last phase reads;
-        # fed: data and made tensors that the core reads
         made = wanted([n for n in graph.nodes if n in places.before and n.op == "call_function"], first, *rest)
         seen = wanted([n for n in graph.nodes if n in places.views], first)
         left = [n for n in graph.nodes if n in places.core and (n in rest or set(n.users) & places.after)]
