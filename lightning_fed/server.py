@@ -41,20 +41,20 @@ EngineName = Literal["auto", "sequential", "vectorized"]
 class FederatedServer(FederatedCallback):
     """Makes every epoch of a stock ``Trainer`` a round of a federated algorithm.
 
-    ``max_epochs`` counts rounds, ``trainer.global_step`` and the loggers' step too. Between rounds the module holds
-    the server's model; so it does for validation, in checkpoints and after the fit.
+    ``max_epochs``, ``trainer.global_step`` and the loggers' step count rounds. Between rounds the module holds the
+    server's model, also for validation, in checkpoints and after the fit.
 
     Args:
         algorithm: for instance ``FedADMM(eta=1.0)``.
-        clients_per_round: size of the cohort, drawn uniformly; everybody by default.
+        clients_per_round: size of the cohort, drawn uniformly; all clients by default.
         sampler: any other law of the cohort, instead of ``clients_per_round``.
         local_steps: batches per visit, cycling over reshuffled epochs.
         local_epochs: epochs per visit, instead of ``local_steps``; 1 if neither is given.
-        local_tolerance: stop a visit as soon as the local problem is solved so well, by the gradient over all the
-            client's data, which is looked at before the visit and after each of its epochs; a number or a
-            :class:`~lightning_fed.theory.Tolerance`. ``local_steps`` or ``local_epochs`` are then the most it does.
-        seed: of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
-        buffers: what happens to buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
+        local_tolerance: stop a visit when the gradient of the local problem over all the client's data, measured before
+            the visit and after each of its epochs, is small enough; a number or a
+            :class:`~lightning_fed.theory.Tolerance`. ``local_steps`` or ``local_epochs`` then limit the visit.
+        seed: seed of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
+        buffers: treatment of buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
             ``server``, or every client keeps its own (``local``).
         evaluate_every: rounds between evaluations of the objective on all clients; 0 for never.
         figure: draw loss and accuracy by round at the end, for the loggers.
@@ -154,12 +154,12 @@ class FederatedServer(FederatedCallback):
         return ClientLoop(trainer, self.local_work)
 
     def most_batches(self, trainer: pl.Trainer) -> int:
-        """The batches of the longest visit that any client may have."""
+        """Number of batches of the longest visit of any client."""
         return max(planned_batches(trainer, self.local_work).values())
 
     @property
     def local_time(self) -> int:
-        """Steps of the optimiser before this round, as a plain trainer would count them: T for each round."""
+        """Number of optimiser steps before this round, as a plain trainer would count them: T per round."""
         return self.federation.local_time if self.federation else 0
 
     @property
@@ -226,14 +226,14 @@ class FederatedServer(FederatedCallback):
         return {"seed": self.seed, "settings": self._settings(), "federation": federation}
 
     def _settings(self) -> dict[str, Any]:
-        """What else decides the course of a run."""
+        """Settings besides the algorithm that decide the results of a run."""
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
         return {**settings, "restart_schedulers": self.restart_schedulers}
 
     def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
-        """What is federated about this run, for the loggers."""
+        """Settings of the federation, for the loggers."""
         data: Any = trainer.datamodule
         return {
             "federated": {
@@ -253,7 +253,7 @@ class FederatedServer(FederatedCallback):
         self._restored = state_dict
 
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
-        """Take over the restored state; refuse checkpoints that hold none, or that of another federation."""
+        """Load the restored state; refuse checkpoints without one, and the state of another federation."""
         if loop_state is None:
             raise ValueError(
                 "The checkpoint was not made by a federated fit: it has no server and client states to resume from."
@@ -330,7 +330,7 @@ class FederatedServer(FederatedCallback):
     # -- one round ----------------------------------------------------------------------------------------------
 
     def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
-        """The cohort of the next round; the module is made to hold the server's model."""
+        """Draw the cohort of the next round, and load the server's model into the module."""
         self.check_untouched(trainer)
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
@@ -341,7 +341,7 @@ class FederatedServer(FederatedCallback):
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
-        """The name of a trained parameter that is not the server's; None if all are."""
+        """Name of a trained parameter that differs from the server's model; None if none does."""
         federation, parameters = self.federation, parameters_of(trainer.lightning_module)
         assert federation is not None
         for name, value in federation.layout.split(federation.server.x_bar).items():
@@ -350,7 +350,7 @@ class FederatedServer(FederatedCallback):
         return None
 
     def check_untouched(self, trainer: pl.Trainer) -> None:
-        """Refuse a trained parameter that was changed between rounds: the algorithm would never know of it."""
+        """Refuse a trained parameter that was changed between rounds, because the algorithm would ignore the change."""
         if self.federation is not None and (name := self._touched(trainer)):
             raise ValueError(
                 f"Parameter {name} was changed outside a client's visit, in a hook that runs once per round such as"
@@ -361,7 +361,7 @@ class FederatedServer(FederatedCallback):
             )
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
-        """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
+        """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation = self.federation
         assert federation is not None
         if not federation.started:
@@ -370,7 +370,7 @@ class FederatedServer(FederatedCallback):
         notify(trainer, "on_round_start", federation.rounds_done, cohort)
         outcome = self._play(cohort)
         metrics = {
-            "clients": float(len(outcome.states)),  # whose replies arrived
+            "clients": float(len(outcome.states)),  # clients whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),

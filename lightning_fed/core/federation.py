@@ -75,18 +75,18 @@ class Federation:
     def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
-        self.layouts = [Layout.of(module)]  # all that there have been; the last one is the present one
+        self.layouts = [Layout.of(module)]  # every layout since round 0; the last one is current
         self.algorithm = algorithm.bind(self.layout)
         self.parameters = {name: (tuple(p.shape), p.dtype) for name, p in parameters_of(module).items()}
         self.x0 = self.layout.flatten(parameters_of(module))
         self.server = self.algorithm.init_server(self.x0)
         self.store: Store = MemoryStore(self.fresh, self.adapt, self.build)
         self.buffers = clones(buffers_of(module))
-        self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
+        self.moving: set[str] = set()  # names of frozen parameters that nevertheless changed in a round
         self.rounds_done = -1 if algorithm.traits.full_start else 0
         self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
-        self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
+        self.stationarity: tuple[int, float] | None = None  # rounds done, and the stationarity measured then
         self._pending: _Commit | None = None
 
     @property
@@ -112,11 +112,11 @@ class Federation:
 
     @property
     def started(self) -> bool:
-        """False while an algorithm with a full start still has to ask everybody once."""
+        """False while an algorithm with a full start still has to ask every client once."""
         return self.rounds_done >= 0
 
     def follow(self, module: nn.Module) -> None:
-        """Take in parameters that were frozen or unfrozen since the last round.
+        """Update the layout if parameters were frozen or unfrozen since the last round.
 
         A parameter that becomes trainable joins with the state of round 0: the value that it has in the module, where
         it has been frozen so far, and no dual. Clients' memories follow when they are read.
@@ -147,7 +147,7 @@ class Federation:
         return with_tensors(self.algorithm.init_client(x), tensors)
 
     def take_state(self, module: nn.Module) -> None:
-        """Take in the module's buffers, and parameters that move untrained, as they are before a round."""
+        """Copy the module's buffers, and frozen parameters that change, as they are before a round."""
         parameters = parameters_of(module)
         moving = {name: parameters[name] for name in self.moving if name in parameters}
         self.buffers = clones({**buffers_of(module), **moving})
@@ -166,7 +166,7 @@ class Federation:
         return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, broadcast, exchanges)
 
     def recall(self, cid: ClientId, fresh: Any = None) -> Any:
-        """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""
+        """A client's state, on the device of the model; for a client without a memory ``fresh``, or a new one."""
         found = self.store.get(cid)
         if found is None:
             return self.fresh() if fresh is None else fresh
@@ -174,7 +174,7 @@ class Federation:
 
     @property
     def _here(self) -> bool:
-        """Whether the model is where memories are kept."""
+        """Whether the model is on the CPU, where memories are kept."""
         return self.x0.device.type == "cpu"
 
     def commit(
@@ -184,11 +184,11 @@ class Federation:
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
         steps: int = 0,
     ) -> None:
-        """Move server and clients together.
+        """Replace the states of server and clients together.
 
         Args:
-            buffers: the server's new ones, and parameters that are not trained but moved.
-            kept: the same of clients who keep their own.
+            buffers: the server's new buffers, and frozen parameters that changed.
+            kept: by client, the buffers and frozen parameters that the client keeps to itself.
             steps: by how much the local time advances.
         """
         memories, layout = {}, len(self.layouts) - 1
@@ -197,7 +197,7 @@ class Federation:
             there = state if self._here else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
-        for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
+        for cid in outcome.costs.keys() - outcome.states.keys():  # a reply that did not arrive still cost local work
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
         self._pending = _Commit(
             outcome.server,
@@ -210,7 +210,7 @@ class Federation:
         self.settle()
 
     def settle(self) -> None:
-        """Finish a commit that was begun; safe to call at any time."""
+        """Finish a commit that was interrupted; does nothing if there is none."""
         if (done := self._pending) is None:
             return
         self.store.commit(done.rounds_done, done.memories)
@@ -267,7 +267,7 @@ class Federation:
         if ours["name"] != theirs["name"]:
             raise ValueError(
                 f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
-                f" variables. Resume with {theirs['name']}, or start anew without ckpt_path."
+                f" variables. Resume with {theirs['name']}, or start a new run without ckpt_path."
             )
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(
@@ -286,7 +286,7 @@ class Federation:
 
 
 def warn_if_changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Say what is not as it was when the checkpoint was made."""
+    """Warn of settings that differ from those of the checkpoint."""
     changed = [f"{k}={v!r} (was {theirs.get(k)!r})" for k, v in ours.items() if theirs.get(k) != v]
     if changed:
         shown = ", ".join(text if len(text) < 200 else f"{text[:200]}..." for text in changed)

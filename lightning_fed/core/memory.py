@@ -1,4 +1,4 @@
-"""What clients remember between rounds."""
+"""The memories of clients between rounds: state, visits, buffers, cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ClientId = int | str
 
 @dataclass(frozen=True)
 class Cost:
-    """What a client has spent so far: bytes received and sent, local steps, and gradients over all its data.
+    """Cost of a client so far: bytes received and sent, local steps, and gradients over all its data.
 
     >>> Cost(bytes_down=8, steps=3) + Cost(bytes_down=8, bytes_up=4)
     Cost(bytes_down=16, bytes_up=4, steps=3, gradients=0)
@@ -96,9 +96,9 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-#: Makes a memory of the present layout.
+#: Converts a memory to the current layout.
 Adapt = Callable[[Memory], Memory]
-#: Makes a state of its tensors and the number of their layout.
+#: Builds a state from its tensors and the number of their layout.
 Build = Callable[[Mapping[str, Tensor], int], Any]
 
 
@@ -110,8 +110,8 @@ class MemoryStore:
 
     Args:
         fresh: gives the state of round 0.
-        adapt: makes a memory of the present layout from one of an older layout, when it is read.
-        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
+        adapt: converts a memory of an older layout to the current layout, when it is read.
+        build: builds a state from its tensors and the number of their layout; by default a state like ``fresh()``.
 
     >>> store = MemoryStore(fresh=lambda: "x0")
     >>> store["a"].state, store["a"].visits, len(store)

@@ -1,4 +1,4 @@
-"""What the rest of the system has to know about an algorithm."""
+"""Facts about an algorithm that engines, checks and theory read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts about an algorithm that decide how rounds are run, checked and judged.
+    """Facts about an algorithm that decide how rounds are run, checked and assessed.
 
     Args:
         penalty: the ``rho`` of the local problem in every round; 0 where there is none.
@@ -17,10 +17,10 @@ class Traits:
         exchanges: how often the server asks the cohort in one round; the server's state knows which of them is due.
         requires: what optimisers have to be, each with the reason: ``plain_sgd`` and ``no_weight_decay``.
         full_start: whether every client is asked once before round 0, as part of the initial state.
-        plans_steps: whether ``broadcast`` needs the planned sum of step sizes, ``LocalWork.lr_sum``. Schedulers by step
-            are stepped ahead to know it, and set back.
-        sends_changes: whether messages are changes of something that clients compute and the server sums up: a part of
-            a change that is not sent must be sent later.
+        plans_steps: whether ``broadcast`` needs the planned sum of step sizes, ``LocalWork.lr_sum``. To compute it,
+            schedulers by step are stepped ahead and then reset.
+        sends_changes: whether messages are changes of a client variable whose sum the server keeps, so that a
+            part of a change that compression drops must be sent later.
 
     >>> from lightning_fed.algorithms import FedADMM
     >>> FedADMM(eta=2.0).traits.penalty, FedADMM().traits.everybody

@@ -1,4 +1,4 @@
-"""What clients remember, kept on disk; and checkpoint files that are whole or absent."""
+"""Client memories on disk, and checkpoint files that are complete or absent."""
 
 from lightning_fed.store.checkpoint_file import (
     DamagedCheckpointError,

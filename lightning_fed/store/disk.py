@@ -28,10 +28,10 @@ _OF_PARENTS: list[Any] = []
 
 
 class DiskStore:
-    """Client memories in a folder, of which one commit after the other is durable as a whole.
+    """Client memories in a folder; each commit is durable as a whole.
 
-    Has the methods of ``MemoryStore``. Belongs to the process and thread that opened it; a forked child may only
-    read records by their :meth:`locate`.
+    Has the methods of ``MemoryStore``. Only the process and thread that opened it may use it; a forked child may only
+    read records by the locations of :meth:`locate`.
 
     Args:
         folder: made if it is not there; one writer at a time.
@@ -114,7 +114,7 @@ class DiskStore:
         return next(reversed(self.rounds), None)
 
     def server(self) -> Mapping[str, Tensor] | None:
-        """What the newest commit with a server said of it."""
+        """The server's tensors of the newest commit that had any."""
         row = self._here().find(SERVER)
         return None if row is None else self._reader.record(row).tensors
 
@@ -124,7 +124,7 @@ class DiskStore:
         self._reader.ahead(row for row in found if row is not None)
 
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
-        """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
+        """Start writing a client's memory ahead of the commit of ``round``, which makes it visible."""
         self._here()
         self._staging.stage(cid, memory, round)
 
@@ -135,12 +135,12 @@ class DiskStore:
         server: Mapping[str, Tensor] | None = None,
         removed: Iterable[ClientId] = (),
     ) -> None:
-        """Move to the next manifest: all memories and the server together. To redo a commit changes nothing.
+        """Write the next manifest: all memories and the server together. Repeating a commit changes nothing.
 
         Args:
-            memories: the new ones; None takes what was staged.
-            server: the server's tensors, if they are to be kept here.
-            removed: clients that are to be forgotten.
+            memories: new memories by client; None takes the staged memory.
+            server: the server's tensors, if the store keeps them.
+            removed: clients whose memories are removed.
         """
         index = self._here()
         try:
@@ -166,34 +166,34 @@ class DiskStore:
         return ((cid_of(row.key), row.summary()) for row in self._here().rows())
 
     def locate(self, cid: ClientId) -> Location | None:
-        """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
+        """Location of a client's record; other processes may ``records.read`` it until the second commit from now."""
         row = self._here().find(key_of(cid))
         return None if row is None else location_of(self._records, row)
 
     def check_space(self, bytes: int) -> None:
-        """Refuse with the sum if ``bytes`` more do not fit the disk."""
+        """Raise an error with the numbers if the disk has less than ``bytes`` left."""
         check_space(self.folder, bytes)
 
     def snapshot(self, folder: Path | str) -> dict[str, Any]:
-        """Make a folder that holds the newest commit, by links to its records; return its manifest."""
+        """Create a folder with the newest commit, by links to its records; return its manifest."""
         return make_snapshot(self._here(), self._records, Path(folder))
 
     @classmethod
     def restore(cls, snapshot: Path | str, folder: Path | str, fresh: Callable[[], Any], **options: Any) -> DiskStore:
-        """A new store in ``folder``, whatever it holds, that starts from a snapshot."""
+        """Open a new store that starts from a snapshot; replaces a store that ``folder`` holds."""
         with Lease(Path(folder)):
             clear(Path(folder))
             copy_snapshot(Path(snapshot), Path(folder))
         return cls(folder, fresh, **options)
 
     def quiesce(self) -> None:
-        """Wait until no thread of the store is at work, so that the process may fork."""
+        """Wait until all threads of the store are idle, so that the process may fork."""
         self._here()
         self._staging.quiesce()
         self._reader.quiesce()
 
     def close(self) -> None:
-        """Drop what was staged and let others write; may be called twice."""
+        """Drop staged records and release the folder to other writers; may be called twice."""
         if not self._open or self._pid != os.getpid():
             return
         self._reader.close()
@@ -245,7 +245,7 @@ class DiskStore:
 
 
 def _leave_to_parent() -> None:
-    # a child that closed the connection, if only by forgetting it, would meddle with its parent's database
+    # keep a reference: closing the connection in a child, even by garbage collection, would harm the parent's database
     _OF_PARENTS.extend(store._index for store in _OPEN)
 
 

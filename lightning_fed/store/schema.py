@@ -32,7 +32,7 @@ JOINED = "records JOIN clients ON clients.number = client JOIN files ON files.nu
 
 
 class Row(NamedTuple):
-    """One record as the index knows it."""
+    """The index entry of one record."""
 
     key: bytes
     file: str
@@ -48,12 +48,12 @@ class Row(NamedTuple):
     layout: int
 
     def sum(self) -> int:
-        """A number for what this row says, wherever the record lies; a manifest notes all of them, by exclusive or."""
+        """Checksum of this row without file and offset; a manifest stores the exclusive or over all living rows."""
         said = repr((self.key, self.length, self.digest, *self[5:]))
         return int.from_bytes(sha256(said.encode()).digest(), "little")
 
     def summary(self) -> Summary:
-        """What this row says of its client."""
+        """The client's numbers in this row."""
         cost = Cost(self.bytes_down, self.bytes_up, self.steps, self.gradients)
         return Summary(self.visits, cost, self.length, self.round, self.layout)
 

@@ -1,4 +1,4 @@
-"""Write large records in a thread while other clients train, before the commit that they belong to."""
+"""Write large records in a background thread while other clients train, ahead of their commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.records import Record
 from lightning_fed.store.schema import Row
 
-_MOST = 2  # records that may wait to be written: they stay in RAM until then
+_MOST = 2  # maximum number of records that wait in RAM to be written
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Staging:
         self._replaced: list[Future[Row]] = []
 
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
-        """Take a client's memory for the commit of ``round``; wait while too many large ones are unfinished."""
+        """Stage a client's memory for the commit of ``round``; wait while too many large records are unfinished."""
         record = Record.of(cid, memory, round)
         large = is_large(record)
         before = self._staged.get(cid)
@@ -90,7 +90,7 @@ class Staging:
         return entry._replace(visits=memory.visits, **asdict(memory.cost))
 
     def drop(self, index: Index) -> None:
-        """Forget what was staged, and remove the files that are not what was committed."""
+        """Drop all staged records, and remove their files that were not committed."""
         staged, self._staged = self._staged, {}
         replaced, self._replaced = self._replaced, []
         for future in [*replaced, *(entry.written for entry in staged.values() if entry.written is not None)]:
@@ -98,10 +98,10 @@ class Staging:
                 discard(self.folder, index, [future.result().file])
 
     def quiesce(self) -> None:
-        """Wait until nothing is being written."""
-        self._thread.submit(int).result()  # the thread works in order
+        """Wait until no record is being written."""
+        self._thread.submit(int).result()  # the one thread runs tasks in order, so all earlier ones are done
         self._unfinished.clear()
 
     def close(self) -> None:
-        """Finish what is being written; nothing more can be staged."""
+        """Finish writing; nothing can be staged afterwards."""
         self._thread.shutdown()
