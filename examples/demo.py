@@ -45,10 +45,10 @@ def main() -> None:
         limit_val_batches=0,  # the federated evaluation reads the test data already
         callbacks=[
             FederatedServer(FedADMM(eta=0.1), clients_per_round=10, local_steps=20),
-            ModelCheckpoint(  # every client's state is 79 MB: save once at the end, or on interruption
+            ModelCheckpoint(  # a client's state is 53 MB: save once at the end, or on interruption
                 args.out / "checkpoints",
                 every_n_epochs=args.rounds,
-                save_last=True,
+                save_last="link",
                 save_on_exception=True,
                 enable_version_counter=False,
             ),
