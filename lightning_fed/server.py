@@ -12,12 +12,15 @@ from torch.optim import Optimizer
 
 from lightning_fed.callbacks.defaults import add_figure, equip
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters
+from lightning_fed.core.failures import Failure, FailurePolicy, OnError, Retry, as_policy, check_policy
 from lightning_fed.core.federation import Federation, warn_if_changed
 from lightning_fed.core.layout import buffers_of, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
+from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.lightning import pl
@@ -62,6 +65,9 @@ class FederatedServer(FederatedCallback):
             steps are written in C.
         restart_schedulers: start schedulers with interval "step", and learning rates that the module sets itself, anew
             in every visit. By default they count all local steps of the run, as in a plain ``Trainer``.
+        on_client_error: ``raise`` ends the fit at the first client that fails, ``skip`` leaves it out of the round,
+            ``Retry(n)`` visits it n times more and then leaves it out; or a
+            :class:`~lightning_fed.core.FailurePolicy` with bounds and limits (docs/failures.md).
     """
 
     is_server = True
@@ -82,17 +88,20 @@ class FederatedServer(FederatedCallback):
         compile: bool | Literal["auto"] = "auto",
         workers: int = 1,
         restart_schedulers: bool = False,
+        on_client_error: OnError | Retry | FailurePolicy = "raise",
     ) -> None:
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
         self.engine, self.compile, self.workers = engine, compile, workers
         self.restart_schedulers, self._given_seed = restart_schedulers, seed
+        self.on_client_error = as_policy(on_client_error)
         self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
         self.local_tolerance = None if local_tolerance is None else as_tolerance(local_tolerance)
         check_tolerance(self.local_tolerance, algorithm)
+        check_policy(self.on_client_error, type(algorithm).__name__, algorithm.traits.everybody)
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
         self._forget()
@@ -134,7 +143,8 @@ class FederatedServer(FederatedCallback):
 
     @property
     def local_work(self) -> LocalWork:
-        return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance)
+        seconds = self.on_client_error.max_seconds
+        return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance, seconds=seconds)
 
     def client_loop(self, trainer: pl.Trainer) -> ClientLoop:
         """The loop that does a client's local work."""
@@ -307,8 +317,12 @@ class FederatedServer(FederatedCallback):
         federation.follow(trainer.lightning_module)
         federation.take_state(trainer.lightning_module)
         self._show_server()
-        ids = federation.client_ids
-        cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
+        return self._cohort(trainer, federation)
+
+    def _cohort(self, trainer: pl.Trainer, federation: Federation, attempt: int = 0) -> list[ClientId]:
+        """The cohort of an attempt at the next round, a function of (seed, round, attempt)."""
+        ids, seed = federation.client_ids, derive_seed(self.seed, attempt, "attempt") if attempt else self.seed
+        cohort = [ids[i] for i in self.sampler.cohort(len(ids), seed, self.rounds_done)]
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
@@ -338,8 +352,7 @@ class FederatedServer(FederatedCallback):
         if not federation.started:
             self._play(federation.client_ids)
         began, old = time.monotonic(), federation.server.x_bar
-        notify(trainer, "on_round_start", federation.rounds_done, cohort)
-        outcome = self._play(cohort)
+        outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
         metrics = {
             "clients": float(len(outcome.states)),  # whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
@@ -352,6 +365,8 @@ class FederatedServer(FederatedCallback):
         last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
         if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):
             metrics["primal_residual"] = primal_residual(federation, outcome)  # takes all clients, as evaluation does
+        if self.on_client_error.skips:
+            metrics["failed_clients"] = float(len(failures))
         known = [loss for loss in outcome.losses.values() if loss == loss]
         if known:
             metrics |= {
@@ -359,8 +374,33 @@ class FederatedServer(FederatedCallback):
                 "local_loss_min": min(known),
                 "local_loss_max": max(known),
             }
-        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics)
+        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
         return self.report
+
+    def _attempts(
+        self, trainer: pl.Trainer, federation: Federation, cohort: list[ClientId]
+    ) -> tuple[Outcome, list[ClientId], dict[ClientId, Failure], int]:
+        """Play a round, with other cohorts where clients fail; the last cohort, all failures, number of attempts."""
+        assert self._player is not None
+        failures: dict[ClientId, Failure] = {}
+        for attempt in range(1, self.on_client_error.attempts + 1):
+            notify(trainer, "on_round_start", federation.rounds_done, cohort)
+            try:
+                outcome = self._play(cohort)
+            except TooFewClientsError as error:
+                failures |= error.failures
+                if attempt == self.on_client_error.attempts:
+                    raise TooFewClientsError(
+                        f"{error} The round was tried with {attempt} cohorts and is not committed. Mend these clients,"
+                        " lower FailurePolicy.min_clients, or draw larger cohorts.",
+                        failures,
+                    ) from None
+                cohort = self._cohort(trainer, federation, attempt)
+            else:
+                failures |= outcome.failures
+                self._player.failed.count(outcome, failures)
+                break
+        return outcome, cohort, failures, attempt
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
@@ -386,7 +426,8 @@ class FederatedServer(FederatedCallback):
         return self.federation
 
     def _round_settings(self) -> RoundSettings:
-        return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers)
+        policy = self.on_client_error
+        return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers, policy)
 
     def _play(self, cohort: list[ClientId]) -> Outcome:
         assert self._player is not None
