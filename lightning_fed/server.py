@@ -23,6 +23,7 @@ from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
+from lightning_fed.engines.turnover import Turnover
 from lightning_fed.lightning import pl
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
@@ -104,6 +105,7 @@ class FederatedServer(FederatedCallback):
         check_policy(self.on_client_error, type(algorithm).__name__, algorithm.traits.everybody)
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
+        self._turnover = Turnover(self.sampler.check)
         self._forget()
 
     def _check_arguments(self, sampler: Sampler | None) -> None:
@@ -178,12 +180,14 @@ class FederatedServer(FederatedCallback):
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
         if self.federation is not None and self.rounds_done:
-            same_clients = set(self.federation.client_ids) == set(trainer.datamodule.client_ids)
+            self._turnover.apply(self.federation, _examples(trainer))
+            ours = {*self.federation.client_ids, *self.federation.expelled}
+            same_clients = ours == {*trainer.datamodule.client_ids, *self.federation.expelled}
             if self._module is not pl_module or not same_clients:
                 raise ValueError(
                     f"This trainer has already run {self.rounds_done} rounds with another"
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
-                    " Use a new Trainer for another federation."
+                    " Use a new Trainer for another federation; for clients that left or joined, call expel or admit."
                 )
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
@@ -201,7 +205,9 @@ class FederatedServer(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None
-        return {"seed": self.seed, "settings": self._settings(), "federation": federation}
+        failed = self._player.failed.in_a_row if self._player else {}
+        settings = {"seed": self.seed, "settings": self._settings(), "failed_in_a_row": dict(failed)}
+        return {**settings, "federation": federation}
 
     def _settings(self) -> dict[str, Any]:
         """What else decides the course of a run."""
@@ -250,7 +256,9 @@ class FederatedServer(FederatedCallback):
         warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
             federation = self._begin(trainer)
-            federation.load_state_dict(saved)
+            self._turnover.resume(federation, saved)
+            assert self._player is not None
+            self._player.failed.in_a_row = dict(self._restored.get("failed_in_a_row", {}))
             if "local_time" not in saved:
                 federation.local_time = self.rounds_done * trainer.fit_loop.clock.steps
             restore_state(trainer.lightning_module, federation.buffers)
@@ -307,6 +315,31 @@ class FederatedServer(FederatedCallback):
         loop = trainer.fit_loop
         if isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage in (TRAINED, VALIDATED):
             loop.epoch_loop.stage = stage
+
+    # -- clients that leave and join ----------------------------------------------------------------------------
+
+    def expel(self, client: ClientId) -> None:
+        """Take a client that is gone for good out of the federation, and its share out of the server's memory.
+
+        Between fits, before a fit that resumes, or in a callback's ``on_round_end``. A client that only fails to reply
+        is not neutral: its share of what FedADMM, FedDR, FedDyn, Scaffold and FedSplit remember stays in the mean.
+        """
+        self._turn_over(self._turnover.leaving, client)
+
+    def admit(self, client: ClientId) -> None:
+        """Take a client in that joined the data between two fits, with the state of round 0."""
+        self._turn_over(self._turnover.joining, client)
+
+    def _turn_over(self, queue: list[ClientId], client: ClientId) -> None:
+        if self._player is not None and self._player.workspace is not None:
+            raise ValueError(f"Client {client!r} cannot leave or join in the middle of a round. Use on_round_end.")
+        queue.append(client)
+        if self.federation is not None and self._trainer is not None and self._player is not None:
+            known = {*_examples(self._trainer), *self.federation.client_ids}
+            if client in known:
+                self._turnover.apply(self.federation, _examples(self._trainer))
+                self._player.begin_fit(self._round_settings())
+                self._show_server()
 
     # -- one round ----------------------------------------------------------------------------------------------
 
@@ -419,8 +452,11 @@ class FederatedServer(FederatedCallback):
     def _begin(self, trainer: pl.Trainer) -> Federation:
         data = trainer.datamodule
         self._module = trainer.lightning_module
-        examples = {cid: data.num_examples(cid) for cid in data.client_ids}
+        examples = _examples(trainer)
+        if self._restored is None:
+            examples = self._turnover.staying(examples)
         self.federation = Federation(self.algorithm, examples, self._module)
+        self.federation.expelled = [cid for cid in data.client_ids if cid not in examples]
         choice = Choice(self.engine, self.compile, self.workers)
         self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
         return self.federation
@@ -436,3 +472,9 @@ class FederatedServer(FederatedCallback):
     def _show_server(self) -> None:
         assert self._player is not None
         self._player.show_server()
+
+
+def _examples(trainer: pl.Trainer) -> dict[ClientId, int]:
+    """Numbers of training samples of all clients that the data have."""
+    data: Any = trainer.datamodule
+    return {cid: data.num_examples(cid) for cid in data.client_ids}
