@@ -180,7 +180,7 @@ class FederatedServer(FederatedCallback):
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
         if self.federation is not None and self.rounds_done:
-            self._turnover.apply(self.federation, _examples(trainer))
+            moved = self._turnover.apply(self.federation, _examples(trainer))
             ours = {*self.federation.client_ids, *self.federation.expelled}
             same_clients = ours == {*trainer.datamodule.client_ids, *self.federation.expelled}
             if self._module is not pl_module or not same_clients:
@@ -189,6 +189,8 @@ class FederatedServer(FederatedCallback):
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
                     " Use a new Trainer for another federation; for clients that left or joined, call expel or admit."
                 )
+            if moved:
+                self._show_server()
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)

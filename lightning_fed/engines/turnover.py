@@ -26,8 +26,8 @@ class Turnover:
         self.joining.clear()
         return {cid: count for cid, count in examples.items() if cid not in self.leaving}
 
-    def apply(self, federation: Federation, examples: Mapping[ClientId, int]) -> None:
-        """Have clients leave and join; ``examples`` are the numbers of samples that the data have."""
+    def apply(self, federation: Federation, examples: Mapping[ClientId, int]) -> bool:
+        """Have clients leave and join, and say whether any did; ``examples`` counts the samples that the data have."""
         joining = [cid for cid in self.joining if cid in examples]
         leaving = [cid for cid in self.leaving if cid in federation.weights]
         if joining or leaving:
@@ -38,6 +38,7 @@ class Turnover:
             federation.expel(cid)
         self.joining.clear()
         self.leaving.clear()
+        return bool(joining or leaving)
 
     def resume(self, federation: Federation, saved: Mapping[str, Any]) -> None:
         """Load ``saved``, and have clients leave and join."""
