@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,7 +92,7 @@ class FailurePolicy:
         """What has become of the round, for messages about a client's numbers."""
         return "The client is left out of the round." if self.skips else "The round was not committed."
 
-    def is_short(self, replies: int, failures: Mapping[object, Failure]) -> bool:
+    def is_short(self, replies: int, failures: Collection[object]) -> bool:
         """Whether so many replies are too few to make a round."""
         least = (1 if failures else 0) if self.min_clients is None else self.min_clients
         return replies < least

@@ -91,7 +91,9 @@ def test_a_resumed_run_has_other_clients_if_it_is_told() -> None:
     quiet_trainer(server_of(), 2, **saving()).fit(Net(), datamodule=classification(4))
     server, module = server_of(), Net()
     server.expel("c3")
-    quiet_trainer(server, 4, **saving()).fit(module, datamodule=classification(3), ckpt_path="kept/epoch=1.ckpt")
+    quiet_trainer(server, 4, **saving()).fit(
+        module, datamodule=rest_of(classification(4), "c3"), ckpt_path="kept/epoch=1.ckpt"
+    )
     assert server.federation.client_ids == ["c0", "c1", "c2"]
     assert_mean_of_shares(server)
 
