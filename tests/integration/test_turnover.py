@@ -14,7 +14,7 @@ from helpers.reuse import assert_same
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_fed import FederatedServer
+from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
 from lightning_fed.callbacks import Dropouts, FederatedCallback
 from lightning_fed.evaluation.evaluate import EvaluationError
@@ -26,10 +26,14 @@ def server_of(**kwargs: Any) -> FederatedServer:
 
 
 def saving() -> dict[str, Any]:
-    return {
-        "callbacks": [ModelCheckpoint(dirpath="kept", save_top_k=-1, filename="{epoch}")],
-        "enable_checkpointing": True,
-    }
+    keeps = ModelCheckpoint(dirpath="kept", save_top_k=-1, filename="{epoch}")
+    return {"callbacks": [keeps], "enable_checkpointing": True}
+
+
+def rest_of(data: FederatedDataModule, gone: str) -> FederatedDataModule:
+    """The same data without those of a client."""
+    splits = {split: {cid: d for cid, d in own.items() if cid != gone} for split, own in data.splits.items()}
+    return FederatedDataModule(**splits, batch_size=data.batch_size)
 
 
 def assert_mean_of_shares(server: FederatedServer) -> None:
