@@ -388,6 +388,7 @@ class FederatedServer(FederatedCallback):
             self._play(federation.client_ids)
         began, old = time.monotonic(), federation.server.x_bar
         outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
+        assert self._player is not None
         metrics = {
             "clients": float(len(outcome.states)),  # whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
@@ -395,7 +396,7 @@ class FederatedServer(FederatedCallback):
             "bytes_up": float(federation.bytes_up),
             "local_steps": float(federation.cost.steps),
             "full_gradients": float(federation.cost.gradients),
-            "seconds": time.monotonic() - began,
+            "seconds": time.monotonic() - began - self._player.rehearsal,  # without evaluation
         }
         last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
         if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):

@@ -57,19 +57,31 @@ class ClientEvaluation(FederatedCallback):
         self.gradient_mapping = gradient_mapping
         self._evaluated = self._tabled = -1
         self._told: set[ClientId] = set()
+        self._splits: dict[str, ClientEvaluations] | None = None  # of the round that is about to be committed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.gradient_mapping:
             check_differentiable(pl_module, "leave gradient_mapping off")
 
-    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
-        done = report.round + 1
+    def _due(self, trainer: pl.Trainer, round: int) -> tuple[bool, bool]:
+        """Whether a round is evaluated, and whether there is a table of it."""
+        done = round + 1
         last = done in (trainer.max_epochs, trainer.max_steps)
         evaluate = last or done % self.every_n_rounds == 0 or done in self.also_after
-        table = last or done % self.table_every_n_rounds == 0
+        return evaluate, last or done % self.table_every_n_rounds == 0
+
+    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
+        """Evaluate before the round counts: a client whose data cannot be evaluated leaves no half-finished round."""
+        due = any(self._due(trainer, round))
+        self._splits = evaluate_splits(trainer, _federation(trainer).expelled) if due else None
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
+        evaluate, table = self._due(trainer, report.round)
         if not evaluate and not table:
             return
-        splits = evaluate_splits(trainer, _federation(trainer).expelled)
+        splits, self._splits = self._splits, None
+        if splits is None or splits["train"].by_client.keys() != _federation(trainer).weights.keys():  # others by now
+            splits = evaluate_splits(trainer, _federation(trainer).expelled)
         if evaluate:
             self._evaluated = report.round
             metrics = self._metrics(trainer, splits)

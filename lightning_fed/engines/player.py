@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Schedule, Workspace, saving_the_server
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Sampler
+from lightning_fed.trainer.hooks import listening, notify
 from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.module_state import restore_state
 
@@ -63,6 +65,7 @@ class RoundPlayer:
         self._step_sizes: StepSizePlan | None = None
         self._frozen: Mapping[str, Tensor] = {}  # copies of frozen parameters
         self.failed = FailedClients(federation)
+        self.rehearsal = 0.0  # seconds that callbacks have taken in on_round_played of the last round
 
     def begin_fit(self, settings: RoundSettings) -> None:
         """Plan visits anew: data, limits and the global seed may be others in this fit."""
@@ -82,6 +85,7 @@ class RoundPlayer:
             outcome, average = self._averaged(self._survivors(cohort, alone), alone)
             own = None if kept is None else {cid: left.state for cid, left in alone.left.items()}
             schedule, steps = self._advanced(alone)
+            self._rehearse(alone.workspace, outcome, average, steps)
             federation.commit(outcome, average, own, steps)
         finally:
             federation.settle()
@@ -164,6 +168,22 @@ class RoundPlayer:
         if not self.federation.started:
             return alone.workspace.schedule, 0
         return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
+
+    def _rehearse(self, workspace: Workspace, outcome: Outcome, buffers: Any, steps: int) -> None:
+        """Have callbacks look at the server's new model before the round counts, as they would see it afterwards."""
+        federation, module, began = self.federation, self.trainer.lightning_module, time.monotonic()
+        if federation.started and listening(self.trainer, "on_round_played"):
+            workspace.reset()
+            restore_state(module, federation.buffers if buffers is None else buffers)
+            overwrite(parameters_of(module), federation.layout.split(outcome.server.x_bar))
+            seed_global(self.settings.work.seed, federation.rounds_done + 1, "server")
+            before = federation.local_time
+            federation.local_time += steps
+            try:
+                notify(self.trainer, "on_round_played", federation.rounds_done)
+            finally:
+                federation.local_time = before
+        self.rehearsal = time.monotonic() - began
 
     def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
         """Restore the module as the server has it now."""

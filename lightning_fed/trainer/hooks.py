@@ -104,6 +104,9 @@ class FederatedCallback(pl.Callback):
     ) -> None:
         """After a client's local work; the module holds the client's model. Nothing is committed yet."""
 
+    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
+        """Before the round is committed; the module holds the server's new model. An error here undoes the round."""
+
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
 

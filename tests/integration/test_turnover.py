@@ -177,12 +177,23 @@ class Unfit(Net):
         super().validation_step(batch, batch_idx)
 
 
-def test_an_error_in_evaluation_names_the_client() -> None:
+def test_an_error_in_evaluation_names_the_client_and_the_round_does_not_count() -> None:
     data = classification()
     data.setup("fit")
     data.client_dataset("c2", "test").tensors[1].fill_(99)
+    server, module = server_of(), Unfit()
+    trainer = quiet_trainer(server, 1, limit_val_batches=0)
     with pytest.raises(EvaluationError, match="validation_step on the test data of client 'c2': ZeroDivisionError"):
-        quiet_trainer(server_of(), 1, limit_val_batches=0).fit(Unfit(), datamodule=data)
+        (trainer := quiet_trainer(server := server_of(), 1, limit_val_batches=0)).fit(
+            module := Unfit(), datamodule=data
+        )
+    assert server.rounds_done == trainer.global_step == len(server.federation.store) == 0
+    assert torch.equal(x_of(module), x_of(Unfit()))
+    data.client_dataset("c2", "test").tensors[1].fill_(1)
+    trainer.fit(module, datamodule=data)
+    straight = Unfit()
+    quiet_trainer(server_of(), 1, limit_val_batches=0).fit(straight, datamodule=data)
+    assert torch.equal(x_of(module), x_of(straight))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
