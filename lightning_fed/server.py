@@ -13,14 +13,18 @@ from torch.optim import Optimizer
 
 from lightning_fed.callbacks.defaults import add_figure, equip
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters
+from lightning_fed.core.failures import Failure, FailurePolicy, OnError, Retry, as_policy, check_policy
 from lightning_fed.core.federation import Federation, warn_if_changed
 from lightning_fed.core.layout import buffers_of, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
+from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
+from lightning_fed.engines.turnover import Turnover
 from lightning_fed.lightning import pl
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
@@ -69,6 +73,9 @@ class FederatedServer(FederatedCallback):
         store: keep what clients remember in ``memory``, or on ``disk``; ``auto`` decides by what the clients that the
             run can visit need (docs/memory.md).
         store_dir: folder of memories on disk; ``client_memory`` beside the checkpoints by default.
+        on_client_error: ``raise`` ends the fit at the first client that fails, ``skip`` leaves it out of the round,
+            ``Retry(n)`` visits it n times more and then leaves it out; or a
+            :class:`~lightning_fed.core.FailurePolicy` with bounds and limits (docs/failures.md).
     """
 
     is_server = True
@@ -91,6 +98,7 @@ class FederatedServer(FederatedCallback):
         restart_schedulers: bool = False,
         store: StoreName = "auto",
         store_dir: str | Path | None = None,
+        on_client_error: OnError | Retry | FailurePolicy = "raise",
     ) -> None:
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
@@ -98,13 +106,16 @@ class FederatedServer(FederatedCallback):
         self.engine, self.compile, self.workers = engine, compile, workers
         self.restart_schedulers, self._given_seed = restart_schedulers, seed
         self.store, self.store_dir = store, store_dir
+        self.on_client_error = as_policy(on_client_error)
         self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
         self.local_tolerance = None if local_tolerance is None else as_tolerance(local_tolerance)
         check_tolerance(self.local_tolerance, algorithm)
+        check_policy(self.on_client_error, type(algorithm).__name__, algorithm.traits.everybody)
         drawn = Full() if clients_per_round is None else Uniform(clients_per_round)
         self.sampler = drawn if sampler is None else sampler
+        self._turnover = Turnover(self.sampler.check)
         self._forget()
 
     def _check_arguments(self, sampler: Sampler | None) -> None:
@@ -147,7 +158,8 @@ class FederatedServer(FederatedCallback):
 
     @property
     def local_work(self) -> LocalWork:
-        return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance)
+        seconds = self.on_client_error.max_seconds
+        return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance, seconds=seconds)
 
     def client_loop(self, trainer: pl.Trainer) -> ClientLoop:
         """The loop that does a client's local work."""
@@ -181,13 +193,17 @@ class FederatedServer(FederatedCallback):
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
         if self.federation is not None and self.rounds_done:
-            same_clients = set(self.federation.client_ids) == set(trainer.datamodule.client_ids)
+            moved = self._turnover.apply(self.federation, _examples(trainer))
+            ours = {*self.federation.client_ids, *self.federation.expelled}
+            same_clients = ours == {*trainer.datamodule.client_ids, *self.federation.expelled}
             if self._module is not pl_module or not same_clients:
                 raise ValueError(
                     f"This trainer has already run {self.rounds_done} rounds with another"
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
-                    " Use a new Trainer for another federation."
+                    " Use a new Trainer for another federation; for clients that left or joined, call expel or admit."
                 )
+            if moved:
+                self._show_server()
         if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
             trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
@@ -223,7 +239,9 @@ class FederatedServer(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None
-        return {"seed": self.seed, "settings": self._settings(), "federation": federation}
+        failed = self._player.failed.in_a_row if self._player else {}
+        settings = {"seed": self.seed, "settings": self._settings(), "failed_in_a_row": dict(failed)}
+        return {**settings, "federation": federation}
 
     def _settings(self) -> dict[str, Any]:
         """Settings besides the algorithm that decide the results of a run."""
@@ -272,6 +290,8 @@ class FederatedServer(FederatedCallback):
         warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
             federation = self._begin(trainer, saved)
+            assert self._player is not None
+            self._player.failed.in_a_row = dict(self._restored.get("failed_in_a_row", {}))
             restore_state(trainer.lightning_module, federation.buffers)
             self._show_server()
         self._restored = None
@@ -327,6 +347,31 @@ class FederatedServer(FederatedCallback):
         if isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage in (TRAINED, VALIDATED):
             loop.epoch_loop.stage = stage
 
+    # -- clients that leave and join ----------------------------------------------------------------------------
+
+    def expel(self, client: ClientId) -> None:
+        """Take a client that is gone for good out of the federation, and its share out of the server's memory.
+
+        Between fits, before a fit that resumes, or in a callback's ``on_round_end``. A client that only fails to reply
+        is not neutral: its share of what FedADMM, FedDR, FedDyn, Scaffold and FedSplit remember stays in the mean.
+        """
+        self._turn_over(self._turnover.leaving, client)
+
+    def admit(self, client: ClientId) -> None:
+        """Take a client in that joined the data between two fits, with the state of round 0."""
+        self._turn_over(self._turnover.joining, client)
+
+    def _turn_over(self, queue: list[ClientId], client: ClientId) -> None:
+        if self._player is not None and self._player.workspace is not None:
+            raise ValueError(f"Client {client!r} cannot leave or join in the middle of a round. Use on_round_end.")
+        queue.append(client)
+        if self.federation is not None and self._trainer is not None and self._player is not None:
+            known = {*_examples(self._trainer), *self.federation.client_ids}
+            if client in known:
+                self._turnover.apply(self.federation, _examples(self._trainer))
+                self._player.begin_fit(self._round_settings())
+                self._show_server()
+
     # -- one round ----------------------------------------------------------------------------------------------
 
     def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
@@ -336,8 +381,12 @@ class FederatedServer(FederatedCallback):
         federation.follow(trainer.lightning_module)
         federation.take_state(trainer.lightning_module)
         self._show_server()
-        ids = federation.client_ids
-        cohort = [ids[i] for i in self.sampler.cohort(len(ids), self.seed, self.rounds_done)]
+        return self._cohort(trainer, federation)
+
+    def _cohort(self, trainer: pl.Trainer, federation: Federation, attempt: int = 0) -> list[ClientId]:
+        """The cohort of an attempt at the next round, a function of (seed, round, attempt)."""
+        ids, seed = federation.client_ids, derive_seed(self.seed, attempt, "attempt") if attempt else self.seed
+        cohort = [ids[i] for i in self.sampler.cohort(len(ids), seed, self.rounds_done)]
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
@@ -367,8 +416,8 @@ class FederatedServer(FederatedCallback):
         if not federation.started:
             self._play(federation.client_ids)
         began, old = time.monotonic(), federation.server.x_bar
-        notify(trainer, "on_round_start", federation.rounds_done, cohort)
-        outcome = self._play(cohort)
+        outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
+        assert self._player is not None
         metrics = {
             "clients": float(len(outcome.states)),  # clients whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
@@ -376,11 +425,13 @@ class FederatedServer(FederatedCallback):
             "bytes_up": float(federation.bytes_up),
             "local_steps": float(federation.cost.steps),
             "full_gradients": float(federation.cost.gradients),
-            "seconds": time.monotonic() - began,
+            "seconds": time.monotonic() - began - self._player.rehearsal,  # without evaluation
         }
         last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
         if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):
             metrics["primal_residual"] = primal_residual(federation, outcome)  # takes all clients, as evaluation does
+        if self.on_client_error.skips:
+            metrics["failed_clients"] = float(len(failures))
         known = [loss for loss in outcome.losses.values() if loss == loss]
         if known:
             metrics |= {
@@ -388,8 +439,33 @@ class FederatedServer(FederatedCallback):
                 "local_loss_min": min(known),
                 "local_loss_max": max(known),
             }
-        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics)
+        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
         return self.report
+
+    def _attempts(
+        self, trainer: pl.Trainer, federation: Federation, cohort: list[ClientId]
+    ) -> tuple[Outcome, list[ClientId], dict[ClientId, Failure], int]:
+        """Play a round, with other cohorts where clients fail; the last cohort, all failures, number of attempts."""
+        assert self._player is not None
+        failures: dict[ClientId, Failure] = {}
+        for attempt in range(1, self.on_client_error.attempts + 1):
+            notify(trainer, "on_round_start", federation.rounds_done, cohort)
+            try:
+                outcome = self._play(cohort)
+            except TooFewClientsError as error:
+                failures |= error.failures
+                if attempt == self.on_client_error.attempts:
+                    raise TooFewClientsError(
+                        f"{error} The round was tried with {attempt} cohorts and is not committed. Mend these clients,"
+                        " lower FailurePolicy.min_clients, or draw larger cohorts.",
+                        failures,
+                    ) from None
+                cohort = self._cohort(trainer, federation, attempt)
+            else:
+                failures |= outcome.failures
+                self._player.failed.count(outcome, failures)
+                break
+        return outcome, cohort, failures, attempt
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
@@ -409,18 +485,24 @@ class FederatedServer(FederatedCallback):
         """Make the federation, as it was ``saved`` in a checkpoint or before round 0."""
         data = trainer.datamodule
         self._module = trainer.lightning_module
-        examples = {cid: data.num_examples(cid) for cid in data.client_ids}
+        examples = _examples(trainer)
+        if saved is None:
+            examples = self._turnover.staying(examples)
         self.federation = federation = Federation(self.algorithm, examples, self._module)
+        federation.expelled = [cid for cid in data.client_ids if cid not in examples]
         if saved is not None:
-            federation.load_state_dict(saved)
+            self._turnover.load(federation, saved)
         need = Need.of(trainer, federation, self.sampler, self.buffers == "local")
         self._memory.open(trainer, federation, need, self._records, (saved or {}).get("store"))
+        if saved is not None:
+            self._turnover.apply(federation, examples)
         choice = Choice(self.engine, self.compile, self.workers)
         self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
         return self.federation
 
     def _round_settings(self) -> RoundSettings:
-        return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers)
+        policy = self.on_client_error
+        return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers, policy)
 
     def _play(self, cohort: list[ClientId]) -> Outcome:
         assert self._player is not None
@@ -429,3 +511,9 @@ class FederatedServer(FederatedCallback):
     def _show_server(self) -> None:
         assert self._player is not None
         self._player.show_server()
+
+
+def _examples(trainer: pl.Trainer) -> dict[ClientId, int]:
+    """Numbers of training samples of all clients that the data have."""
+    data: Any = trainer.datamodule
+    return {cid: data.num_examples(cid) for cid in data.client_ids}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,13 @@ class Compressed(Algorithm[Any, ClientState, Any]):
 
     def local_model(self, client: ClientState) -> Tensor | None:
         return self.algorithm.local_model(client.inner)
+
+    def share(self, client: ClientState) -> Tensor | None:
+        own = self.algorithm.share(client.inner)
+        return own if own is None or not self.algorithm.traits.sends_changes else own - client.kept
+
+    def revised(self, server: Any, revise: Callable[[Tensor], Tensor]) -> Any:
+        return self.algorithm.revised(server, revise)
 
     @property
     def traits(self) -> Traits:

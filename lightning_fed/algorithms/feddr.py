@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,6 +95,13 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
 
     def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
+        return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde)
+
+    def share(self, client: ClientState) -> Tensor:
+        return client.x_hat_i
+
+    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
+        x_tilde = revise(server.x_tilde)
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde)
 
     @property

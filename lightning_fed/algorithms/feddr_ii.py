@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,6 +107,13 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
             return ServerState(server.x_bar, server.x_tilde, torch.tensor(False))
         x_tilde = server.x_tilde + total.sum.delta_i / total.population
         return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde, torch.tensor(True))
+
+    def share(self, client: ClientState) -> Tensor:
+        return client.x_hat_i
+
+    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
+        x_tilde = revise(server.x_tilde)
+        return ServerState(self.g.prox(x_tilde, self.eta_hat).to(server.x_bar.dtype), x_tilde, server.working)
 
     @property
     def traits(self) -> Traits:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,6 +78,14 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
 
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, q_i=before.q_i - self.alpha * arrived.delta_i)
+
+    def share(self, client: ClientState) -> Tensor:
+        return client.q_i
+
+    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
+        h = revise(server.h)
+        x_bar = wide(server.x_bar) + (server.h - h) / self.alpha
+        return ServerState(x_bar.to(server.x_bar.dtype), h)
 
     @property
     def traits(self) -> Traits:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -71,6 +72,13 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
 
     def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
         return replace(after, z_i=before.z_i + arrived.delta_i)
+
+    def share(self, client: ClientState) -> Tensor:
+        return client.z_i
+
+    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
+        z_bar = revise(server.z_bar)
+        return ServerState(z_bar.to(server.x_bar.dtype), z_bar)
 
     @property
     def traits(self) -> Traits:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,6 +92,12 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
     def _off_the_steps(self, client: ClientState, down: Down, sol: Solution) -> Tensor:
         length = length_of(sol, self)
         return client.c_i - down.c + (down.x_bar - sol.x) / length if length else client.c_i
+
+    def share(self, client: ClientState) -> Tensor:
+        return client.c_i
+
+    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
+        return ServerState(server.x_bar, revise(server.c))
 
     @property
     def traits(self) -> Traits:

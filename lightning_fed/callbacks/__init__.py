@@ -1,6 +1,7 @@
 """Callbacks for a federation; `FederatedServer` adds the usual ones if they are missing."""
 
 from lightning_fed.callbacks.confusion import Confusion
+from lightning_fed.callbacks.dropouts import Dropouts
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
@@ -12,6 +13,7 @@ from lightning_fed.trainer.hooks import FederatedCallback
 __all__ = [
     "ClientEvaluation",
     "Confusion",
+    "Dropouts",
     "FederatedCallback",
     "FederatedProgressBar",
     "FinalFigure",

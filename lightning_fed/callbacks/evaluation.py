@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lightning_fed.core.memory import Cost, Summary
+import torch
+
+from lightning_fed.core.memory import ClientId, Cost, Summary
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from lightning_fed.trainer.hooks import RoundReport
 
 
+OBJECTIVE = "federated/objective"
+
+
 class ClientEvaluation(FederatedCallback):
     """Evaluates the server's model on every client, and each client's own model (``own_*``) on its data.
 
@@ -26,7 +32,8 @@ class ClientEvaluation(FederatedCallback):
     and sent.
 
     The loss is what ``training_step`` returns in evaluation mode (``validation_step`` if optimisation is manual),
-    the accuracy the first metric the step logs whose name contains "acc".
+    the accuracy the first metric the step logs whose name contains "acc". A client whose loss is not finite makes the
+    objective inf or nan, and a warning names it.
 
     Args:
         every_n_rounds: rounds between evaluations; the last round is always evaluated.
@@ -49,22 +56,38 @@ class ClientEvaluation(FederatedCallback):
         whole(self, "table_every_n_rounds", 1)
         self.gradient_mapping = gradient_mapping
         self._evaluated = self._tabled = -1
+        self._told: set[ClientId] = set()
+        self._splits: dict[str, ClientEvaluations] | None = None  # of the round that is about to be committed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.gradient_mapping:
             check_differentiable(pl_module, "leave gradient_mapping off")
 
-    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
-        done = report.round + 1
+    def _due(self, trainer: pl.Trainer, round: int) -> tuple[bool, bool]:
+        """Whether a round is evaluated, and whether there is a table of it."""
+        done = round + 1
         last = done in (trainer.max_epochs, trainer.max_steps)
         evaluate = last or done % self.every_n_rounds == 0 or done in self.also_after
-        table = last or done % self.table_every_n_rounds == 0
+        return evaluate, last or done % self.table_every_n_rounds == 0
+
+    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
+        """Evaluate before the round counts: a client whose data cannot be evaluated leaves no half-finished round."""
+        due = any(self._due(trainer, round))
+        self._splits = evaluate_splits(trainer, _federation(trainer).expelled) if due else None
+
+    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
+        evaluate, table = self._due(trainer, report.round)
         if not evaluate and not table:
             return
-        splits = evaluate_splits(trainer)
+        splits, self._splits = self._splits, None
+        if splits is None or splits["train"].by_client.keys() != _federation(trainer).weights.keys():  # others by now
+            splits = evaluate_splits(trainer, _federation(trainer).expelled)
         if evaluate:
             self._evaluated = report.round
-            self.log_round(self._metrics(trainer, splits))
+            metrics = self._metrics(trainer, splits)
+            self.log_round(metrics)
+            if math.isnan(f := metrics.get(OBJECTIVE, 0.0)):  # which log_round leaves out
+                self.log(OBJECTIVE, torch.tensor(f, dtype=torch.float64), batch_size=1)
         if table:
             self._log_clients(trainer, splits, report.round)
 
@@ -73,7 +96,7 @@ class ClientEvaluation(FederatedCallback):
         last = trainer.global_step - 1
         if last < 0 or self._tabled == last:
             return
-        splits = evaluate_splits(trainer)
+        splits = evaluate_splits(trainer, _federation(trainer).expelled)
         if self._evaluated != last:
             metrics = self._metrics(trainer, splits)
             for logger in trainer.loggers:
@@ -85,7 +108,7 @@ class ClientEvaluation(FederatedCallback):
         federation = _federation(trainer)
         weights, x_bar, g = federation.weights, federation.server.x_bar, federation.algorithm.g
         f = sum(weights[cid] * e.loss for cid, e in splits["train"].by_client.items()) / sum(weights.values())
-        metrics = {"federated/objective": f + float(g.finite(x_bar))}
+        metrics = {OBJECTIVE: f + float(g.finite(x_bar))}
         if g.constrained:
             metrics["federated/violation"] = float((x_bar - g.prox(x_bar, 0.0)).norm())
         for split, evaluations in splits.items():
@@ -93,7 +116,23 @@ class ClientEvaluation(FederatedCallback):
             metrics[f"federated/{split}_accuracy"] = evaluations.mean("accuracy")
         if self.gradient_mapping:
             metrics["federated/gradient_mapping"] = stationarity(trainer, federation)
-        return {name: value for name, value in metrics.items() if not math.isnan(value)}
+        honest = self._tell_of_losses(splits["train"])
+        return {name: v for name, v in metrics.items() if not math.isnan(v) or (honest and name == OBJECTIVE)}
+
+    def _tell_of_losses(self, train: ClientEvaluations) -> bool:
+        """Whether the losses of some clients are not finite; each is named once. A module may report no loss at all."""
+        losses = {cid: e.loss for cid, e in train.by_client.items()}
+        bad = {cid: loss for cid, loss in losses.items() if not math.isfinite(loss)}
+        if all(math.isnan(loss) for loss in losses.values()):
+            return False
+        for cid in bad.keys() - self._told:
+            warnings.warn(
+                f"The loss of client {cid!r} at the server's model is {bad[cid]}, and so is {OBJECTIVE}. Look at this"
+                " client's data.",
+                stacklevel=3,
+            )
+        self._told |= bad.keys()
+        return bool(bad)
 
     def _log_clients(self, trainer: pl.Trainer, splits: dict[str, ClientEvaluations], round: int) -> None:
         self._tabled = round

@@ -92,6 +92,14 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         """Weight of a client that holds ``num_examples`` samples; only ratios between clients matter."""
         return float(num_examples) if self.weights == "samples" else 1.0
 
+    def share(self, client: ClientT) -> Tensor | None:
+        """The client's share of what the server remembers as a mean over all clients; None where it remembers none."""
+        return None
+
+    def revised(self, server: ServerT, revise: Callable[[Tensor], Tensor]) -> ServerT:
+        """The server with ``revise`` applied to the mean of the clients' shares, and the model that follows from it."""
+        return server
+
     def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
         """Return the state of a client whose message was changed in transit, from ``after`` and what ``arrived``."""
         return after

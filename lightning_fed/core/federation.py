@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map
+from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map, wide
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
@@ -54,7 +54,9 @@ class _Staging:
                 for _ in reply.states:
                     next(answered)
             else:
-                self._stage(next(answered), reply)
+                cid = next(answered)
+                if isinstance(reply, Reply):
+                    self._stage(cid, reply)
             yield reply
 
     def _stage(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
@@ -88,6 +90,7 @@ class Federation:
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and the stationarity measured then
         self._pending: _Commit | None = None
+        self.expelled: list[ClientId] = []  # who have left for good, whatever the data hold
 
     @property
     def layout(self) -> Layout:
@@ -197,8 +200,8 @@ class Federation:
             there = state if self._here else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
-        for cid in outcome.costs.keys() - outcome.states.keys():  # a reply that did not arrive still cost local work
-            memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
+        for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
+            memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid], layout=layout)
         self._pending = _Commit(
             outcome.server,
             memories,
@@ -221,12 +224,61 @@ class Federation:
         self.cost = done.cost
         self._pending = None
 
+    def expel(self, cid: ClientId) -> None:
+        """Take a client out of the federation, and its share out of what the server remembers.
+
+        A mean m over clients of weight W becomes (W m - w_i s_i) / (W - w_i), as if the client had never been there.
+        Its memory stays in the store, for the day when it is admitted again.
+        """
+        if cid not in self.weights:
+            raise ValueError(f"Client {cid!r} is not in the federation of {len(self.weights)} clients.")
+        if len(self.weights) == 1:
+            raise ValueError(f"Client {cid!r} is the only one left; a federation needs a client.")
+        self._revise(cid, -self.weights[cid])
+        del self.weights[cid], self.examples[cid]
+        self.expelled.append(cid)
+
+    def admit(self, cid: ClientId, examples: int) -> None:
+        """Take a client in, with the state of round 0, or with what it remembers if it was expelled.
+
+        A mean m over clients of weight W becomes (W m + w_i s_i) / (W + w_i).
+        """
+        if cid in self.weights:
+            raise ValueError(f"Client {cid!r} is in the federation already.")
+        weight = self.algorithm.weight(examples)
+        self._revise(cid, weight)
+        self.weights[cid], self.examples[cid] = weight, examples
+        self.expelled = [other for other in self.expelled if other != cid]
+
+    def _revise(self, cid: ClientId, weight: float) -> None:
+        """Add a client's share to the server's mean with a weight, which is negative for one that leaves."""
+        total, share = sum(self.weights.values()), self.algorithm.share(self.recall(cid))
+        self.stationarity = None
+        if share is None or not len(self.store):  # all shares are still the same
+            return
+        own = wide(share)
+        self.server = self.algorithm.revised(self.server, lambda m: (total * m + weight * own) / (total + weight))
+
+    def follow_population(
+        self, saved: Mapping[str, Any], leaving: Collection[ClientId], joining: Collection[ClientId]
+    ) -> None:
+        """Become the population that ``saved`` has, as far as it differs by clients that leave, join or have left.
+
+        Those that leave need not be in the data any more; those that join are not in ``saved`` yet.
+        """
+        saved_counts = zip(saved["clients"], saved["examples"], strict=True)
+        gone = {cid: count for cid, count in saved_counts if cid in leaving and cid not in self.examples}
+        out = {*saved.get("expelled", []), *joining} - set(saved["clients"])
+        self.examples = {cid: count for cid, count in {**self.examples, **gone}.items() if cid not in out}
+        self.weights = {cid: self.algorithm.weight(count) for cid, count in self.examples.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors, numbers and strings."""
         return {
             "algorithm": hyper_parameters(self.algorithm),
             "clients": self.client_ids,
             "examples": [self.examples[cid] for cid in self.client_ids],
+            "expelled": list(self.expelled),
             "parameters": {name: list(shape) for name, (shape, _) in self.parameters.items()},
             "layouts": [list(layout.names) for layout in self.layouts],
             "x0": self.x0.cpu(),
@@ -251,6 +303,7 @@ class Federation:
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
         self.moving = set(self.buffers.keys() & self.parameters.keys())
         self.rounds_done = saved["rounds_done"]
+        self.expelled = list(saved["expelled"])
         self.local_time = saved["local_time"]
         self.cost = Cost(*saved["cost"])
 
@@ -272,7 +325,8 @@ class Federation:
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(
                 f"The checkpoint was made with {len(saved['clients'])} clients, this federation has"
-                f" {len(self.weights)}{_difference(saved['clients'], self.client_ids)}. Resume with the same clients."
+                f" {len(self.weights)}{_difference(saved['clients'], self.client_ids)}. Resume with the same clients,"
+                " or say before the fit who has left or joined: FederatedServer.expel(client), .admit(client)."
             )
         theirs_shapes = {name: tuple(shape) for name, shape in saved["parameters"].items()}
         our_shapes = {name: shape for name, (shape, _) in self.parameters.items()}

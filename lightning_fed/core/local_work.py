@@ -30,6 +30,7 @@ class LocalWork:
         lr_sum: planned sum of the step sizes of a visit in this round, as the weighted mean over all clients, so that
             it does not depend on the cohort. NaN if local steps are not plain gradient steps, or if the algorithm's
             traits do not ask for it.
+        seconds: the most that a visit may take, checked between batches; None for no limit.
     """
 
     seed: int
@@ -37,3 +38,4 @@ class LocalWork:
     epochs: int | None = None
     tolerance: Tolerance | None = None
     lr_sum: float = float("nan")
+    seconds: float | None = None

@@ -47,6 +47,11 @@ def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
     return mapped
 
 
+def leaves_of(tree: object) -> list[Tensor]:
+    """The tensors of a record."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def wide(x: Tensor) -> Tensor:
     """Convert ``x`` to float64, the precision of sums, so that a sum of thousands of deltas does not drift."""
     return x if x.device.type == "mps" else x.double()
@@ -54,4 +59,4 @@ def wide(x: Tensor) -> Tensor:
 
 def num_bytes(tree: object) -> int:
     """Bytes that a record takes when sent: number of entries times their size."""
-    return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(tree) if isinstance(t, Tensor))
+    return sum(t.numel() * t.element_size() for t in leaves_of(tree))

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, num_bytes
+from lightning_fed.core.failures import Failure
 from lightning_fed.core.memory import ClientId, Cost
 from lightning_fed.core.messages import Broadcast, Replies, Reply, Total
 from lightning_fed.core.problem import Local
@@ -19,11 +20,14 @@ Step = Callable[..., Reply[Any, Any]]
 
 
 class Engine(Protocol):
-    """Asks the clients of a cohort and yields their replies, single or stacked, in the order of the cohort."""
+    """Asks clients; replies, of one or of several of them, come back in the order of the cohort.
+
+    A client that failed, and is left out, has a :class:`Failure` in its place.
+    """
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any]] | Iterator[Replies]: ...
+    ) -> Iterator[Reply[Any, Any] | Failure] | Iterator[Replies | Failure]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Outcome:
     local_models: dict[ClientId, Tensor] = field(default_factory=dict)
     losses: dict[ClientId, float] = field(default_factory=dict)
     costs: dict[ClientId, Cost] = field(default_factory=dict)
+    failures: dict[ClientId, Failure] = field(default_factory=dict)
 
     @property
     def cost(self) -> Cost:
@@ -67,7 +72,8 @@ def run_round(
     """Broadcast, ask ``cohort``, sum the weighted replies, step the server; again, where it takes two exchanges.
 
     Replies are summed by a fixed binary tree over positions in the cohort, so every engine gets the same bits.
-    Replies that do not arrive are left out: the outcome holds the states of the clients whose replies did.
+    Replies that do not arrive are left out: the outcome holds the states of the clients whose replies did. A client
+    that failed takes no place in the tree, and is not asked again.
 
     Args:
         recall: gives a client's state.
@@ -81,7 +87,8 @@ def run_round(
         raise ValueError(f"A cohort names each client once; got {list(cohort)}.")
     outcome = Outcome(server)
     for _ in range(exchanges or algorithm.traits.exchanges):
-        staged = outcome.states
+        staged, failed = outcome.states, outcome.failures
+        cohort = [cid for cid in cohort if cid not in failed] if failed else cohort
         states = (staged[cid] if cid in staged else recall(cid) for cid in cohort)
         outcome = _exchange(algorithm, outcome, cohort, engine, states, weights, broadcast)
     return outcome
@@ -100,7 +107,10 @@ def _exchange(
     down = broadcast(before.server)
     gathered = _Gathered(before, cohort, weights, algorithm.bytes_down(down))
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
-        gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))
+        if isinstance(reply, Failure):
+            gathered.lose(reply)
+        else:
+            gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))
     total = gathered.total()
     return (
         gathered.outcome
@@ -118,7 +128,9 @@ class _Gathered:
         self.before, self.weights, self.bytes_down = before, weights, bytes_down
         self.cohort, self.waiting = cohort, list(cohort)
         self.sum, self.arrived = TreeSum(), list[ClientId]()
-        staged = {name: dict(getattr(before, name)) for name in ("states", "local_models", "losses", "costs")}
+        staged = {
+            name: dict(getattr(before, name)) for name in ("states", "local_models", "losses", "costs", "failures")
+        }
         self.outcome = replace(before, **staged)
         self._last = Cost()
 
@@ -133,6 +145,12 @@ class _Gathered:
             self._bill(cid, (self.bytes_down, sent * arrived, part.steps[i], part.gradients[i]))
             if arrived:
                 self._take(cid, part, i, models[i])
+
+    def lose(self, failure: Failure) -> None:
+        """The next client has failed."""
+        cid, *self.waiting = self.waiting
+        self._bill(cid, (self.bytes_down * failure.sent, 0, failure.steps, 0))
+        self.outcome.failures[cid] = failure
 
     def _bill(self, cid: ClientId, spent: tuple[int, int, int, int]) -> None:
         last, costs, before = self._last, self.outcome.costs, self.before.costs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_fed.core.failures import RAISE, Failure, FailurePolicy
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.heap import release_memory
 from lightning_fed.core.layout import overwrite, parameters_of
@@ -15,14 +17,17 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.core.round import Outcome
+from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError, dropped_out
 from lightning_fed.engines.selection import Choice, Setting
-from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl
 from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Schedule, Workspace, saving_the_server
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Sampler
+from lightning_fed.trainer.hooks import listening, notify
+from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.module_state import restore_state
 
 Buffers = Literal["average", "server", "local"]
@@ -37,12 +42,14 @@ class RoundSettings:
         sampler: draws cohorts.
         buffers: ``average`` them over the cohort, keep those of the ``server``, or let clients keep their own.
         restart_schedulers: start schedulers by step anew in every visit.
+        policy: what becomes of clients that fail.
     """
 
     work: LocalWork
     sampler: Sampler
     buffers: Buffers
     restart_schedulers: bool
+    policy: FailurePolicy = RAISE
 
 
 class RoundPlayer:
@@ -57,6 +64,8 @@ class RoundPlayer:
         self._choice, self._warnings = choice, AttributeWarnings()
         self._step_sizes: StepSizePlan | None = None
         self._frozen: Mapping[str, Tensor] = {}  # copies of frozen parameters
+        self.failed = FailedClients(federation)
+        self.rehearsal = 0.0  # seconds that callbacks have taken in on_round_played of the last round
 
     def begin_fit(self, settings: RoundSettings) -> None:
         """Plan visits again, because data, limits and the global seed may differ in this fit."""
@@ -69,13 +78,14 @@ class RoundPlayer:
         self._frozen = workspace.state.frozen
         loop: Any = self.trainer.fit_loop.epoch_loop.client_loop
         kept = federation.store if self.settings.buffers == "local" else None
-        alone = SequentialEngine(loop, workspace, federation.layout, before, kept)
+        alone = SequentialEngine(loop, workspace, federation.layout, before, kept, self.settings.policy)
         self._warnings.not_copied(workspace)
         schedule = workspace.schedule
         try:
-            outcome, average = self._averaged(self._ask(cohort, alone), alone)
+            outcome, average = self._averaged(self._survivors(cohort, alone), alone)
             own = None if kept is None else {cid: left.state for cid, left in alone.left.items()}
             schedule, steps = self._advanced(alone)
+            self._rehearse(alone.workspace, outcome, average, steps)
             federation.commit(outcome, average, own, steps)
         finally:
             federation.settle()
@@ -87,6 +97,40 @@ class RoundPlayer:
         """Load the server's model into the module."""
         federation = self.federation
         overwrite(parameters_of(self.trainer.lightning_module), federation.layout.split(federation.server.x_bar))
+
+    def _survivors(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
+        """The outcome of a round without the clients that fail in it, as if they had not been drawn."""
+        policy, away = self.settings.policy, dropped_out(self.trainer, self.federation.rounds_done, cohort)
+        if away and not policy.skips:
+            raise ClientError(f"{next(iter(away.values())).reason} {policy.consequence}")
+        undoes, loose = policy.skips or policy.min_clients, alone.workspace.state.attributes.loose_metrics
+        log = LogSnapshot(self.trainer, loose) if undoes else None
+        while True:
+            present = [cid for cid in cohort if cid not in away]
+            self._check_enough(len(present), away)
+            outcome = self._ask(present, alone)
+            failures = {**away, **outcome.failures}
+            late = {cid: failure for cid, failure in outcome.failures.items() if cid in outcome.states}
+            self.failed.tell(outcome.failures)
+            if late or policy.is_short(len(outcome.states), failures):
+                assert log is not None  # otherwise a failure is an error
+                alone.forget()
+                log.restore()
+            if not late:
+                self._check_enough(len(outcome.states), failures)
+                return replace(outcome, failures=failures)
+            away |= late  # the server has counted a message of theirs: play again without them
+
+    def _check_enough(self, replies: int, failures: Mapping[ClientId, Failure]) -> None:
+        """Refuse a round with too few replies."""
+        policy = self.settings.policy
+        if policy.is_short(replies, failures):
+            first = next((f" The first of them: {failure.reason}" for failure in failures.values()), "")
+            raise TooFewClientsError(
+                f"round {self.federation.rounds_done}: {replies} clients to go on with, {len(failures)} failed, and"
+                f" min_clients is {policy.min_clients or 1}.{first}",
+                failures,
+            )
 
     def _ask(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
         """Ask the cohort, and warn of changes that its visits made to attributes of the module."""
@@ -125,6 +169,22 @@ class RoundPlayer:
         if not self.federation.started:
             return alone.workspace.schedule, 0
         return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
+
+    def _rehearse(self, workspace: Workspace, outcome: Outcome, buffers: Any, steps: int) -> None:
+        """Have callbacks look at the server's new model before the round counts, as they would see it afterwards."""
+        federation, module, began = self.federation, self.trainer.lightning_module, time.monotonic()
+        if federation.started and listening(self.trainer, "on_round_played"):
+            workspace.reset()
+            restore_state(module, federation.buffers if buffers is None else buffers)
+            overwrite(parameters_of(module), federation.layout.split(outcome.server.x_bar))
+            seed_global(self.settings.work.seed, federation.rounds_done + 1, "server")
+            before = federation.local_time
+            federation.local_time += steps
+            try:
+                notify(self.trainer, "on_round_played", federation.rounds_done)
+            finally:
+                federation.local_time = before
+        self.rehearsal = time.monotonic() - began
 
     def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
         """Restore the module to the server's state."""

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
+from lightning_fed.core.failures import (
+    NOT_FINITE,
+    RAISE,
+    RAISED,
+    TOO_FAR,
+    TOO_SLOW,
+    Failure,
+    FailurePolicy,
+    OvertimeError,
+)
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
+from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Step
 from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
 from lightning_fed.local.client_loop import ClientLoop
@@ -17,18 +28,37 @@ from lightning_fed.local.server_snapshot import Left, Workspace
 from lightning_fed.local.solver import ModuleLocal
 from lightning_fed.trainer.data_streams import streams_of
 from lightning_fed.trainer.hooks import Visit, listening, notify
+from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.remedies import remedy_for
 
 if TYPE_CHECKING:
     from lightning_fed.core.memory import Store
 
+T = TypeVar("T")
+
 
 class ClientError(RuntimeError):
     """A client's training failed; the message names round and client, the cause is chained."""
 
+    kind = RAISED
+
 
 class DivergenceError(ClientError):
-    """A client's loss or model is not finite."""
+    """A client's loss, model or message is not finite."""
+
+    kind = NOT_FINITE
+
+
+class DistanceError(DivergenceError):
+    """A client's model is further from the server's than the policy believes."""
+
+    kind = TOO_FAR
+
+
+class TimeLimitError(ClientError):
+    """A client's visit took longer than the policy allows."""
+
+    kind = TOO_SLOW
 
 
 class SequentialEngine:
@@ -40,6 +70,7 @@ class SequentialEngine:
         layout: order of the parameters in ``x``.
         round: number of the round, for randomness and messages.
         kept: the store with the clients' own buffers, or None if clients get the server's buffers.
+        policy: what becomes of clients that fail.
 
     ``left`` has the changes of each client's last visit with local steps, ``joined`` the entries that visits appended
     to lists of the module, in the order of the cohort.
@@ -52,22 +83,47 @@ class SequentialEngine:
         layout: Layout,
         round: int,
         kept: Store | None = None,
+        policy: FailurePolicy = RAISE,
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
-        self.kept = kept
+        self.kept, self.policy = kept, policy
         self.left: dict[ClientId, Left] = {}
         self.drew: ClientId | None = None  # first client whose data drew from their own random generator
         self.joined: list[Mapping[int, list[Any]]] = []
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any]]:
-        # states is lazy: fetching a state when its visit begins keeps one state in memory at a time
+    ) -> Iterator[Reply[Any, Any] | Failure]:
+        # one by one also in memory: a state is fetched when its visit begins
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             yield self.visit(step, state, down, Visit(self.round, cid, position, len(cohort)))
 
-    def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
-        """Return one client's reply, and notify callbacks."""
+    def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any] | Failure:
+        """One client's answer, of which callbacks are told; or its failure, where the round goes on without it."""
+        return self.spared(visit, lambda: self._visit(step, state, down, visit))
+
+    def spared(self, visit: Visit, attempt: Callable[[], T]) -> T | Failure:
+        """What ``attempt`` gives, tried as often as the policy says; errors that the round survives are failures.
+
+        A visit that failed leaves nothing: what it logged is taken back, and the next visit resets the module.
+        """
+        policy = self.policy
+        if not policy.lenient:
+            return attempt()
+        log = LogSnapshot(self.loop.trainer, self.workspace.state.attributes.loose_metrics)
+        for left in reversed(range(1 + policy.retries)):
+            try:
+                return attempt()
+            except ClientError as error:
+                log.restore()
+                if left and not isinstance(error, DivergenceError):  # the same numbers would come out again
+                    continue
+                if not policy.skips:
+                    raise
+                return Failure(error.kind, str(error), visit.step)
+        raise AssertionError("unreachable")
+
+    def _visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
         self.prepare(visit)
         given: list[str] = []
         if listening(self.loop.trainer, "on_client_start"):
@@ -102,14 +158,23 @@ class SequentialEngine:
             self.left[cid] = left
         self.joined.append(left.changes.appended)
 
+    def forget(self) -> None:
+        """Forget what visits left behind: the round is played again."""
+        self.left.clear()
+        self.joined.clear()
+
     @contextmanager
     def naming(self, cid: ClientId) -> Iterator[None]:
         """Add the round and the client's name to errors inside a with block."""
         try:
             yield
-        except Exception as error:  # a user's step may raise any error; it is raised again with the client's name
-            kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
-            raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy_for(error)}") from error
+        except Exception as error:  # a user's step may raise anything; it is raised again with the client's name
+            kind, remedy = ClientError, remedy_for(error)
+            if isinstance(error, FloatingPointError):
+                kind, remedy = DivergenceError, f" {self.policy.consequence}{remedy}"
+            elif isinstance(error, OvertimeError):
+                kind = TimeLimitError
+            raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy}") from error
 
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
@@ -122,8 +187,9 @@ class SequentialEngine:
         return self.left[cid].state if cid in self.left else self.kept[cid].buffers
 
     def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
-        """Refuse a model that is not finite."""
-        if is_finite(reply.x_i):
+        """Refuse a model or a message that is not finite, and a model that is too far from the server's."""
+        if is_finite(reply.x_i) and all(map(is_finite, leaves_of(reply.message))):
+            self._check_distance(cid, reply)
             return
         lrs = [
             group.get("lr", float("nan"))
@@ -132,9 +198,23 @@ class SequentialEngine:
         ]
         raise DivergenceError(
             f"{self.where(cid)}: training gave a model that is not finite (mean loss {reply.loss:g}, learning rate"
-            f" {max(map(float, lrs), default=float('nan')):g}). The round was not committed. Lower the learning rate,"
+            f" {max(map(float, lrs), default=float('nan')):g}). {self.policy.consequence} Lower the learning rate,"
             " clip gradients, or look at this client's data."
         )
+
+    def _check_distance(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+        limit = self.policy.max_distance
+        if limit is None or not reply.steps or (distance := float((reply.x_i - self._x_bar).norm())) <= limit:
+            return
+        raise DistanceError(
+            f"{self.where(cid)}: |x_i - x_bar| is {distance:g}, the policy's max_distance is {limit:g}."
+            f" {self.policy.consequence} Raise the bound, lower the learning rate, or look at this client's data."
+        )
+
+    @cached_property
+    def _x_bar(self) -> Tensor:
+        """The server's model at the beginning of the round."""
+        return self.layout.flatten(self.workspace.state.parameters)
 
     def where(self, cid: ClientId) -> str:
         """The round and the client, for the beginning of messages."""

@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from lightning_fed.core.failures import Failure
 from lightning_fed.core.layout import is_finite, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.problem import Local, LocalProblem, Solution
+from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl
@@ -77,7 +79,9 @@ class VectorizedEngine:
     def __init__(self, alone: SequentialEngine, stacked: StackedLocal) -> None:
         self.alone, self.stacked = alone, stacked
 
-    def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Replies]:
+    def ask(
+        self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
+    ) -> Iterator[Replies | Failure]:
         most = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
         size = 1 << (most.bit_length() - 1)  # a power of two: each stack is one node of the tree that sums messages
         for first in range(0, len(cohort), size):
@@ -91,16 +95,20 @@ class VectorizedEngine:
     def trainer(self) -> pl.Trainer:
         return self.alone.loop.trainer
 
-    def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
-        self.alone.workspace.reset()  # visits of the stack before may have left a client's model in the module
+    def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies | Failure]:
+        self.alone.workspace.reset()  # the visits of a stack before may have left a client's model in the module
         try:
             replies, logs = self._together(step, states, down, visits)
-        except ClientError:
-            raise
-        except Exception as error:  # a user's step may raise any error; one by one it is raised with the client's name
+        except Exception as error:  # a user's step may raise anything; one by one it is raised with a name
+            if isinstance(error, ClientError) and not self.alone.policy.lenient:
+                raise
+            failed = False
             for state, visit in zip(states, visits, strict=True):
-                yield Replies.of(self.alone.visit(step, state, down, visit))
-            self.stacked.give_up(error)
+                reply = self.alone.visit(step, state, down, visit)
+                failed = failed or isinstance(reply, Failure)
+                yield reply if isinstance(reply, Failure) else Replies.of(reply)
+            if not failed and not isinstance(error, ClientError):  # else a client was at fault, not the stack
+                self.stacked.give_up(error)
             return
         for each in logs:
             each.replay(self.trainer)
@@ -150,6 +158,7 @@ class VectorizedEngine:
         return stacked, logs
 
     def _check(self, replies: Replies, visits: list[Visit]) -> None:
-        if not is_finite(replies.x_i):
+        finite = is_finite(replies.x_i) and all(map(is_finite, leaves_of(replies.message)))
+        if not finite or self.alone.policy.max_distance is not None:
             for visit, reply in zip(visits, replies.apart(), strict=True):
                 self.alone.check(visit.client, reply)

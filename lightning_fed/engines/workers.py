@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from lightning_fed.core.failures import RAISED, Failure
 from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
@@ -65,7 +66,7 @@ class WorkersEngine:
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any]]:
+    ) -> Iterator[Reply[Any, Any] | Failure]:
         known = list(states)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
         done = yield from self._ask_workers(step, known, down, visits)
@@ -74,25 +75,40 @@ class WorkersEngine:
 
     def _ask_workers(
         self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
-    ) -> Generator[Reply[Any, Any], None, int]:
+    ) -> Generator[Reply[Any, Any] | Failure, None, int]:
         """Yields replies in the order of the cohort; returns how many (fewer if workers are abandoned)."""
         names = [self.alone.where(visit.client) for visit in visits]
-        team = _Team(self.workers, names, lambda i: self._answer(step, states[i], down, visits[i]))
+
+        def task(i: int) -> _Answer | Failure | str:
+            return self.alone.spared(visits[i], lambda: self._answer(step, states[i], down, visits[i]))
+
+        team = _Team(self.workers, names, task)
         try:
             for i, visit in enumerate(visits):
+                if team.is_orphaned(i):
+                    yield self.alone.visit(step, states[i], down, visit)
+                    continue
                 notify(self.trainer, "on_client_start", visit)
-                try:
-                    answer = team.receive(i)
-                finally:
-                    if self.trainer.received_sigterm:
-                        raise SIGTERMException
+                answer = self._receive(team, i)
                 if isinstance(answer, str):
                     self.give_up(answer)
                     return i
-                yield self._take(visit, answer)
+                yield answer if isinstance(answer, Failure) else self._take(visit, answer)
         finally:
             team.dismiss()
         return len(visits)
+
+    def _receive(self, team: _Team, i: int) -> _Answer | Failure | str:
+        """The answer of a task; the death of its process is a failure of its client, where rounds survive those."""
+        try:
+            return team.receive(i)
+        except _DeathError as error:
+            if not self.alone.policy.skips:
+                raise
+            return Failure(RAISED, str(error))
+        finally:
+            if self.trainer.received_sigterm:
+                raise SIGTERMException
 
     @property
     def trainer(self) -> pl.Trainer:
@@ -182,6 +198,13 @@ class _Logger:
         return None
 
 
+class _DeathError(ClientError):
+    """A worker process has died in the middle of a visit."""
+
+
+_Task = Callable[[int], _Answer | Failure | str]
+
+
 class _Team:
     """Forked processes; the k-th of n does the tasks k, k + n, k + 2n, ...
 
@@ -190,12 +213,13 @@ class _Team:
         task: runs the visit of a client, by its position in the cohort.
     """
 
-    def __init__(self, workers: int, names: Sequence[str], task: Callable[[int], _Answer | str]) -> None:
+    def __init__(self, workers: int, names: Sequence[str], task: _Task) -> None:
         self.names = names
+        self._dead: set[int] = set()  # processes whose death was told
         self.lines: list[Connection] = []
         self.pids: list[int] = []
-        self._arrived: dict[int, _Answer | str | ClientError] = {}
-        sys.stdout.flush()  # children inherit the buffer and would print it again
+        self._arrived: dict[int, _Answer | Failure | str | ClientError] = {}
+        sys.stdout.flush()  # or children would print it once more
         for k in range(min(workers, len(names))):
             receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
             with warnings.catch_warnings():
@@ -208,8 +232,8 @@ class _Team:
             self.lines.append(receiver)
             self.pids.append(pid)
 
-    def _work(self, share: Sequence[int], task: Callable[[int], _Answer | str], line: Connection) -> None:
-        """Run the tasks of a child, and exit the process; never returns."""
+    def _work(self, share: Sequence[int], task: _Task, line: Connection) -> None:
+        """Everything a child does; it never returns."""
         code = 1
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -229,12 +253,17 @@ class _Team:
             sys.stdout.flush()
             os._exit(code)
 
-    def receive(self, i: int) -> _Answer | str:
-        """Return the result of a task; keep others that arrive earlier, so that no child waits to send."""
+    def is_orphaned(self, i: int) -> bool:
+        """Whether the process of a task died in an earlier one."""
+        return i not in self._arrived and i % len(self.lines) in self._dead
+
+    def receive(self, i: int) -> _Answer | Failure | str:
+        """The answer of a task; others that arrive before it are kept, so that no child waits until its turn."""
         own = self.lines[i % len(self.lines)]
         while i not in self._arrived:
             if own.closed:
-                raise ClientError(f"{self.names[i]}: its process died, perhaps for lack of memory. Use fewer workers.")
+                self._dead.add(i % len(self.lines))
+                raise _DeathError(f"{self.names[i]}: its process died, perhaps for lack of memory. Use fewer workers.")
             for line in wait([line for line in self.lines if not line.closed]):
                 self._take_from(line)
         answer = self._arrived.pop(i)

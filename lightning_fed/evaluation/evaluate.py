@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -55,16 +55,28 @@ FIRST: Derivative = partial(torch.autograd.grad, allow_unused=True)
 _TRAIN_MODE_ONLY: WeakSet[nn.Module] = WeakSet()  # modules whose training_step does not work in evaluation mode
 
 
-def evaluate_splits(trainer: pl.Trainer) -> dict[str, ClientEvaluations]:
-    """Evaluate the module's model on every client's train data and test (or else validation) data."""
+class EvaluationError(RuntimeError):
+    """A client's data could not be evaluated; the message names the client, the cause is chained."""
+
+
+def evaluate_splits(trainer: pl.Trainer, left_out: Container[ClientId] = ()) -> dict[str, ClientEvaluations]:
+    """Evaluate the module's model on every client's train data and test (or else validation) data.
+
+    Clients that are ``left_out`` are no part of the federation any more.
+    """
     data: Any = trainer.datamodule
     held_out = [split for split in ("test", "val") if data.has_split(split)]
     with measuring(trainer) as state:
-        return {split: ClientEvaluations(_evaluate_all(trainer, split, state)) for split in ["train", *held_out[:1]]}
+        found = {}
+        for split in ["train", *held_out[:1]]:
+            ids = [cid for cid in data.split_ids(split) if cid not in left_out]
+            found[split] = ClientEvaluations(_evaluate_all(trainer, split, ids, state))
+        return found
 
 
-def _evaluate_all(trainer: pl.Trainer, split: str, state: ModuleState) -> dict[ClientId, Evaluation]:
-    ids = trainer.datamodule.split_ids(split)
+def _evaluate_all(
+    trainer: pl.Trainer, split: str, ids: Sequence[ClientId], state: ModuleState
+) -> dict[ClientId, Evaluation]:
     alone = partial(_evaluate, trainer, split=split, state=state)
     return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
 
@@ -235,7 +247,8 @@ def _evaluate(
             return _evaluate_by(step, trainer, cid, split)
     except Exception as error:  # a training step may fail in any way in evaluation mode; the warning says how
         if step != "training_step":
-            raise
+            where = f"{type(module).__name__}.{step} on the {split} data of client {cid!r}"
+            raise EvaluationError(f"{where}: {type(error).__name__}: {error}") from error
         warnings.warn(
             f"{type(module).__name__}.training_step does not work in evaluation mode (client {cid!r}:"
             f" {type(error).__name__}: {error}). Clients are evaluated by its validation_step instead, if it has one.",

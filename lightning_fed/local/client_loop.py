@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from lightning_fed.core.failures import OvertimeError
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.data.loading import counted
 from lightning_fed.lightning import (
@@ -67,15 +69,15 @@ class ClientLoop(Loop):
             rounds.batch_progress.is_last_batch = True  # for Lightning, a round is one batch
         if not math.isfinite(mean) and visit.loss is not None:
             raise FloatingPointError(
-                f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
-                " rate, clip gradients, or look at this client's data."
+                f"the mean loss of {visit.step} local steps is {mean}. Lower the learning rate, clip gradients, or look"
+                " at this client's data."
             )
         return mean, visit.step
 
     def _run(self, visit: Visit) -> float:
         """The mean loss over the samples of a visit."""
         listeners = listening(self.trainer, "on_client_step")
-        total, examples = None, 0
+        total, examples, began = None, 0, time.monotonic()
         for batch_idx, last, batch, samples in self._batches(visit):
             loss, size, go_on = self._advance(batch, samples, batch_idx, last)
             visit.step += go_on
@@ -87,9 +89,18 @@ class ClientLoop(Loop):
                 self._tell(listeners, visit)
             if self.trainer.received_sigterm:
                 raise SIGTERMException
+            self._check_time(visit, began)
             if not go_on:
                 break
         return float("nan") if total is None else float(total / examples)
+
+    def _check_time(self, visit: Visit, began: float) -> None:
+        limit = self.work.seconds
+        if limit is not None and (taken := time.monotonic() - began) > limit:
+            raise OvertimeError(
+                f"{visit.step} of {visit.planned} batches took {taken:.3g} s, the limit is {limit:g} s. Raise"
+                " FailurePolicy.max_seconds, or give visits less work."
+            )
 
     def _tell(self, listeners: list[Any], visit: Visit) -> None:
         """Call ``on_client_step`` with the clock stopped, because callbacks count rounds."""

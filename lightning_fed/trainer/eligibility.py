@@ -158,6 +158,8 @@ def why_not_stacked(trainer: pl.Trainer, work: LocalWork, keeps_buffers: bool, d
         return "a scheduler steps with every batch"
     if work.tolerance is not None:
         return "visits end when their problem is solved well enough"
+    if work.seconds is not None:
+        return "visits have a time limit, which is looked at between batches"
     if keeps_buffers and buffers_of(module):
         return "clients keep buffers of their own"
     for hook in ("on_client_start", "on_client_step"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lightning_fed.core.failures import Failure
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
 from lightning_fed.core.problem import Question
@@ -48,12 +49,17 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class RoundReport:
-    """Results of a committed round."""
+    """What happened in a committed round.
+
+    ``cohort`` is the one of the last of its ``attempts``; ``failures`` has the clients that failed in any of them.
+    """
 
     round: int
     cohort: list[ClientId]
     losses: dict[ClientId, float]
     metrics: dict[str, float]
+    failures: dict[ClientId, Failure] = field(default_factory=dict)
+    attempts: int = 1
 
     @property
     def local_loss(self) -> float:
@@ -83,6 +89,10 @@ class FederatedCallback(pl.Callback):
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         """Before the first client of a round; the module holds the server's model."""
 
+    def drops(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> bool:
+        """Whether a client of the cohort drops out of a round before its visit; see ``on_client_error``."""
+        return False
+
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
         """Before a client's local work."""
 
@@ -93,6 +103,9 @@ class FederatedCallback(pl.Callback):
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
     ) -> None:
         """After a client's local work; the module holds the client's model. Nothing is committed yet."""
+
+    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
+        """Before the round is committed; the module holds the server's new model. An error here undoes the round."""
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""

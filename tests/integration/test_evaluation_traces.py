@@ -162,5 +162,7 @@ def test_an_exception_in_an_evaluation_leaves_the_servers_model(interrupted: str
     with pytest.raises(RuntimeError, match="out of paper"):
         trainer.fit(module, datamodule=classification(drop_last=True))
     modes += [m.training for m in module.modules()]
-    assert torch.equal(x_of(module), witness.x_bar[-1])
+    # the server's model is evaluated before the round counts, clients' own models after it
+    assert len(witness.x_bar) == {"server": 0, "own": 1}[interrupted]
+    assert torch.equal(x_of(module), witness.x_bar[-1] if witness.x_bar else x_of(Breaks(norm=True)))
     assert all(modes)
