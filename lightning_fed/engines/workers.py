@@ -23,6 +23,7 @@ from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
+from lightning_fed.engines.orphans import ender
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import (
     ProgressBar,
@@ -196,12 +197,14 @@ class _Team:
         self.pids: list[int] = []
         self._arrived: dict[int, _Answer | str | ClientError] = {}
         sys.stdout.flush()  # or children would print it once more
+        end_with_parent = ender()
         for k in range(min(workers, len(names))):
             receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # other threads are not needed
                 pid = os.fork()
             if pid == 0:
+                end_with_parent()
                 self._work(range(k, len(names), workers), task, sender)
             sender.close()
             self.lines.append(receiver)
