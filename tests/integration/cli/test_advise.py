@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lightning_fed.configs
-from lightning_fed.cli import COMMANDS, main
+from lightning_fed.cli import COMMANDS, main, run
 
 CONFIGS = Path(lightning_fed.configs.__file__).parent
 BOWL = """
@@ -26,9 +26,9 @@ trainer:
     init_args: {project: lightning-fed, save_dir: runs/bowl}
   callbacks:
     - class_path: lightning_fed.callbacks.TheoryMeter
-model: {class_path: bowls.Bowl, init_args: {lr: 0.05}}
+model: {class_path: helpers.bowls.Bowl, init_args: {lr: 0.05}}
 data:
-  class_path: bowls.Bowls
+  class_path: helpers.bowls.Bowls
   init_args:
     spectra: [[4.0, 1.0, 0.5, 0.0], [2.0, 0.1, 0.0, 0.0]]
 federated:
@@ -53,8 +53,11 @@ def advised(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["advise", *args])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lightning-fed", "advise", *args])
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as stop:
+            run()
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
@@ -128,8 +131,11 @@ def test_advice_on_a_config_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config", "bowl.yaml", "--clients=0"], "argument --clients: must be a whole number >= 1, got '0'"),
         (["--config", "bowl.yaml", "--steps=-1"], "argument --steps: must be a whole number >= 0, got -1"),
         (["--config", "bowl.yaml", "--federated.algorithm.eta=-1"], "FedADMM.eta must be positive, got -1.0"),
-        (["--config", "bowl.yaml", "--model=evaluated.Manual"], "Manual reports no loss to differentiate"),
-        (["--config", "bowl.yaml", "--model=bowls.Slope"], "The curvature of Slope's loss is 0 at its first model"),
+        (["--config", "bowl.yaml", "--model=helpers.evaluated.Manual"], "Manual reports no loss to differentiate"),
+        (
+            ["--config", "bowl.yaml", "--model=helpers.bowls.Slope"],
+            "The curvature of Slope's loss is 0 at its first model",
+        ),
     ],
     ids=str,
 )
