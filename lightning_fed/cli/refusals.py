@@ -78,9 +78,9 @@ def refusal_of_value(error: BaseException) -> str | None:
     return str(error) if isinstance(error, (TypeError, ValueError)) and is_raised(error) else refusal(error)
 
 
-def unwrapped(error: BaseException) -> BaseException:
+def unwrapped(error: Exception) -> Exception:
     """The error of a constructor, without what jsonargparse says around it."""
-    while error.__cause__ is not None and is_raised(error, ("jsonargparse",)):
+    while isinstance(error.__cause__, Exception) and is_raised(error, ("jsonargparse",)):
         error = error.__cause__
     return error
 
