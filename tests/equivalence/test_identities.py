@@ -162,7 +162,7 @@ def test_fedavg_with_many_steps_on_unlike_clients_stops_elsewhere():
 
 
 @pytest.mark.parametrize("make", [lambda w: FedADMM(eta=9.0, weights=w), lambda w: FedDR(1 / 9.0, weights=w)])
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", quick_first(reversed(WEIGHTS)))
 @pytest.mark.parametrize("seed", quick_first([1, 4]))
 def test_limits_are_stationary_for_the_weights_that_were_asked_for(make, weights, seed):
     clients, x0 = random_clients(seed, n=5, d=3)
@@ -173,7 +173,7 @@ def test_limits_are_stationary_for_the_weights_that_were_asked_for(make, weights
     assert gradient(clients, end, other).norm() > 1e-2
 
 
-@pytest.mark.parametrize("g", REGULARISERS)
+@pytest.mark.parametrize("g", quick_first(["l1", "zero", "squared l2", "box"]))
 @pytest.mark.parametrize("weights", quick_first(reversed(WEIGHTS)))
 def test_limits_are_stationary_with_a_regulariser(g, weights):
     clients, x0 = random_clients(4, n=5, d=3)

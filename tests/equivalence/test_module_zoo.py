@@ -42,7 +42,7 @@ def every(entries: list[Entry], quick: list[Entry] | None = None) -> Any:
     """Every entry; of those that are not ``quick``, if that is given, `make quick` tries none."""
     marks = {entry.name: [] if quick is None or entry in quick else [pytest.mark.slow] for entry in entries}
     named = [pytest.param(entry, id=name_of(entry), marks=marks[entry.name]) for entry in entries]
-    return pytest.mark.parametrize("entry", named)
+    return pytest.mark.parametrize("entry", named, scope="module")  # sorts tests by entry, whose runs they share
 
 
 def assert_close(found: State, expected: State, tolerance: float = 1e-12) -> None:
