@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from lightning_fed import Exact, Quadratic
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.algorithms.fedadmm import ClientState
 from lightning_fed.core import Broadcast
+from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Memory, MemoryStore
 from lightning_fed.core.round import Step, run_round
 from lightning_fed.laboratory.quadratic import Oracle
@@ -110,7 +111,9 @@ class Consensus:
         engine = Engine([Quadratic(H_i, -K_i @ s_now) for H_i, K_i in agents()])
         for k in range(self.time * self.rounds, (self.time + 1) * self.rounds):
             cohort = Uniform(self.size).cohort(N, self.seed, round=k)
-            done = run_round(self.algorithm, self.server, cohort, engine, lambda i: self.store[i].state, WEIGHTS)
+            broadcast = partial(self.algorithm.broadcast, work=LocalWork(self.seed))
+            recall = lambda i: self.store[i].state  # noqa: E731
+            done = run_round(self.algorithm, self.server, cohort, engine, recall, WEIGHTS, broadcast)
             self.server = done.server
             self.store.put({i: Memory(state) for i, state in done.states.items()})
             self.bytes_sent += done.bytes_down + done.bytes_up
@@ -122,7 +125,7 @@ class Consensus:
         eta, g = self.algorithm.eta, self.algorithm.g
         for i in range(N):
             x_i, z_i = (torch.cat([v[N:], v[-N:]]) for v in (self.store[i].state.x_i, self.store[i].state.z_i))
-            self.store.put({i: Memory(ClientState(x_i, z_i, x_hat_i=x_i + z_i / eta))})
+            self.store.put({i: Memory(ClientState(x_i, z_i, torch.tensor(eta, dtype=x_i.dtype)))})
         x_tilde = torch.stack([self.store[i].state.x_hat_i for i in range(N)]).mean(0)
         self.server = replace(self.server, x_bar=g.prox(x_tilde, 1 / eta), x_tilde=x_tilde)
 

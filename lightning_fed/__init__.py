@@ -1,10 +1,16 @@
 """Turn ``Trainer.fit`` into a federation."""
 
+import sys
+
 from lightning_fed._version import __version__
+from lightning_fed.data import partition
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.laboratory import Exact, FiniteSum, GradientDescent, Quadratic
 from lightning_fed.laboratory.simulate import simulate
 from lightning_fed.server import FederatedServer
+
+# a public path: lightning_fed.partition is in the room of data
+sys.modules[f"{__name__}.partition"] = partition
 
 __all__ = [
     "Exact",

@@ -1,7 +1,7 @@
-"""The one door to Lightning: every import of it, and every private name and attribute of it and of torchmetrics.
+"""All imports of Lightning, and all private names and attributes of Lightning and torchmetrics that the package uses.
 
-Nothing else in the package imports ``pytorch_lightning`` or touches what begins with an underscore in it, so that
-another version, or ``lightning.pytorch``, is a matter of this file. A contract test names each private attribute
+No other module imports ``pytorch_lightning`` or uses its private names, so that supporting another version, or
+``lightning.pytorch``, changes this file only. A contract test names each private attribute
 (tests/integration/test_lightning_door.py).
 """
 
@@ -33,6 +33,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.loop import _Loop as Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
 from pytorch_lightning.plugins.precision import DoublePrecision, Precision
 from pytorch_lightning.profilers import PassThroughProfiler
 from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
@@ -55,9 +56,11 @@ if TYPE_CHECKING:
 __all__ = [
     "SUPPORTED",
     "ArgsType",
+    "AsyncCheckpointIO",
     "BatchSizeFinder",
     "CSVLogger",
     "Checkpoint",
+    "CheckpointIO",
     "DoublePrecision",
     "LearningRateFinder",
     "LightningArgumentParser",
@@ -81,6 +84,7 @@ __all__ = [
     "Strategy",
     "TQDMProgressBar",
     "TensorBoardLogger",
+    "TorchCheckpointIO",
     "WandbLogger",
     "batch_size_of",
     "call_callback_hooks",
@@ -96,11 +100,11 @@ __all__ = [
     "set_rng_states",
 ]
 
-warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # Lightning and torch about each other
+warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # torch deprecates a call in Lightning
 
 
 def __getattr__(name: str) -> Any:
-    """Import Lightning's command line only where it is used: it takes a second."""
+    """Import Lightning's command line on first use, because the import takes a second."""
     if name in ("ArgsType", "LightningArgumentParser", "LightningCLI", "SaveConfigCallback"):
         return getattr(import_module(f"{pl.__name__}.cli"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -110,7 +114,7 @@ SUPPORTED = (Version("2.6.6"), Version("2.7"))
 
 
 def check_lightning_version(version: str = pl.__version__) -> None:
-    """Refuse a Lightning whose private loops we have not been tested with."""
+    """Refuse a version of Lightning whose private loops this package is not tested with."""
     low, high = SUPPORTED
     if not low <= Version(version) < high:
         raise ImportError(
@@ -120,9 +124,9 @@ def check_lightning_version(version: str = pl.__version__) -> None:
 
 
 def batch_size_of(batch: Any) -> int:
-    """Guess the number of samples of a batch from a loader of the user's own, by its first tensor, as Lightning does.
+    """Guess the number of samples of a batch from a user's own loader by its first tensor, as Lightning does.
 
-    Where it cannot be seen, or tensors disagree, a warning says so once; without tensors a batch counts as one sample.
+    Warns once if the batch has no tensors, or if they disagree; a batch without tensors counts as one sample.
     """
     sizes = _sizes_in(batch)
     if len(set(sizes)) != 1:
@@ -133,7 +137,7 @@ def batch_size_of(batch: Any) -> int:
 def _sizes_in(batch: Any) -> list[int]:
     try:
         return [size for size in extract_batch_sizes(batch) if size is not None]
-    except Exception:  # a batch may be any object, and fail in any way when it is looked into
+    except Exception:  # a batch may be any object, and raise any error when it is inspected
         return []
 
 
@@ -144,23 +148,23 @@ def _warn_of_guess(kind: str, sizes: tuple[int, ...]) -> None:
     )
     warnings.warn(
         f"The number of samples of a {kind} from a loader of your own is not known: it has {found}. Means over batches"
-        " weigh by it. Return a torch DataLoader of map-style data, or give FederatedDataModule a collate_fn in the"
-        " place of an overridden loader: their samples are counted.",
+        " are weighted by this number. To have samples counted, return a torch DataLoader of map-style data, or give"
+        " FederatedDataModule a collate_fn instead of an overridden loader.",
         stacklevel=3,
     )
 
 
-# -- loops: what Lightning reads of them, under names of our own --------------------------------------------------
+# -- loops: private attributes that Lightning reads, under public names -------------------------------------------
 
 
 class FitLoop(_FitLoop):
-    """Lightning's fit loop, with what we set in it by name."""
+    """Lightning's fit loop, with public names for the private attributes that are set here."""
 
     def has_data(self) -> bool:
         return self._combined_loader is not None
 
     def set_one_batch(self) -> None:
-        """Let an epoch have one batch, whose content is not used."""
+        """Make an epoch one batch long; its content is not used."""
         self._combined_loader = CombinedLoader([range(1)], "max_size_cycle")
         self.max_batches = 1
 
@@ -169,17 +173,17 @@ class FitLoop(_FitLoop):
 
 
 class EpochLoop(_TrainingEpochLoop):
-    """Lightning's epoch loop, with what we set in it by name."""
+    """Lightning's epoch loop, with public names for the private attributes that are set here."""
 
     def is_accumulating(self) -> bool:
-        """Whether the batch at work ends without a step of the optimiser."""
+        """Whether the current batch ends without an optimiser step."""
         return bool(super()._should_accumulate())
 
     def _should_accumulate(self) -> bool:
         return self.is_accumulating()
 
     def collect_in(self, results: Any) -> None:
-        """Take what is logged into these results."""
+        """Collect logged values in ``results``."""
         self._results = results
 
     def count_batches_that_stepped(self, batches: int) -> None:
@@ -187,7 +191,7 @@ class EpochLoop(_TrainingEpochLoop):
 
 
 def results_of(trainer: pl.Trainer) -> Any:
-    """What is logged in training: of this round."""
+    """The values logged in training, which are those of this round."""
     return trainer.fit_loop.epoch_loop._results
 
 
@@ -196,12 +200,12 @@ def set_results(trainer: pl.Trainer, results: Any) -> None:
 
 
 def validation_results_of(trainer: pl.Trainer) -> Any:
-    """What the last validation of a fit has logged."""
+    """The values that the last validation of a fit logged."""
     return trainer.fit_loop.epoch_loop.val_loop._results
 
 
 def active_results_of(trainer: pl.Trainer) -> Any:
-    """What the loop at work logs; None if there is none."""
+    """The values logged by the loop that runs now; None if no loop runs."""
     return trainer._results
 
 
@@ -214,7 +218,7 @@ def logged_value(results: Any, key: str) -> Any:
 
 
 def start_batch(trainer: pl.Trainer, batch: Any) -> None:
-    """Tell the trainer's log which batch what comes next is about."""
+    """Set the batch to which the trainer's log assigns the next values."""
     trainer._logger_connector.on_batch_start(batch)
 
 
@@ -223,12 +227,12 @@ def end_batch(trainer: pl.Trainer) -> None:
 
 
 def is_first_log_in(trainer: pl.Trainer, hook: str) -> bool:
-    """Whether values that were logged in this hook before are to be forgotten."""
+    """Whether values that were logged in this hook earlier have to be reset."""
     return bool(trainer._logger_connector.should_reset_tensors(hook))
 
 
 def current_hook(trainer: pl.Trainer) -> str | None:
-    """The hook in which something was logged last."""
+    """The hook in which the last value was logged."""
     return trainer._logger_connector._current_fx
 
 
@@ -241,18 +245,18 @@ def restore_callback_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> No
 
 
 def checkpoint_connector(trainer: pl.Trainer) -> Any:
-    """What makes checkpoints."""
+    """The trainer's object that writes checkpoints."""
     return trainer._checkpoint_connector
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------
 
-#: Attributes of a module in which Lightning keeps its own notes.
+#: Attributes of a module in which Lightning keeps its own bookkeeping.
 NOTES = frozenset({"_current_fx_name", "_param_requires_grad_state", "_metric_attributes"})
 
 
 def enter_hook(module: pl.LightningModule, hook: str) -> None:
-    """Let ``module.log`` know in which hook it is called."""
+    """Set the hook in which ``module.log`` is called."""
     module._current_fx_name = hook
 
 
@@ -271,11 +275,11 @@ def update_count(metric: Metric) -> int:
 
 
 def note_merged(metric: Metric) -> None:
-    """Count an update that was made elsewhere, and forget the value from before it."""
+    """Count a merged update, and drop the value that was computed before it."""
     metric._update_count += 1
     metric._computed = None
 
 
 def is_read_by_user(metric: Metric) -> bool:
-    """Whether ``compute`` is called by a user, not inside ``forward``, which gives a batch's own value."""
+    """Whether ``compute`` is called by a user, not inside ``forward``, which computes the value of one batch."""
     return bool(metric._should_unsync)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,9 +25,12 @@ from lightning_fed.lightning import pl
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.sampling import Full, Sampler, Uniform
+from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
+from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO
 from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
+from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
@@ -37,20 +41,20 @@ EngineName = Literal["auto", "sequential", "vectorized"]
 class FederatedServer(FederatedCallback):
     """Makes every epoch of a stock ``Trainer`` a round of a federated algorithm.
 
-    ``max_epochs`` counts rounds, ``trainer.global_step`` and the loggers' step too. Between rounds the module holds
-    the server's model; so it does for validation, in checkpoints and after the fit.
+    ``max_epochs``, ``trainer.global_step`` and the loggers' step count rounds. Between rounds the module holds the
+    server's model, also for validation, in checkpoints and after the fit.
 
     Args:
         algorithm: for instance ``FedADMM(eta=1.0)``.
-        clients_per_round: size of the cohort, drawn uniformly; everybody by default.
+        clients_per_round: size of the cohort, drawn uniformly; all clients by default.
         sampler: any other law of the cohort, instead of ``clients_per_round``.
         local_steps: batches per visit, cycling over reshuffled epochs.
         local_epochs: epochs per visit, instead of ``local_steps``; 1 if neither is given.
-        local_tolerance: stop a visit as soon as the local problem is solved so well, by the gradient over all the
-            client's data, which is looked at before the visit and after each of its epochs; a number or a
-            :class:`~lightning_fed.theory.Tolerance`. ``local_steps`` or ``local_epochs`` are then the most it does.
-        seed: of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
-        buffers: what happens to buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
+        local_tolerance: stop a visit when the gradient of the local problem over all the client's data, measured before
+            the visit and after each of its epochs, is small enough; a number or a
+            :class:`~lightning_fed.theory.Tolerance`. ``local_steps`` or ``local_epochs`` then limit the visit.
+        seed: seed of cohorts, batches and everything random in training; by default that of ``seed_everything``, or 0.
+        buffers: treatment of buffers such as BatchNorm statistics: ``average`` over the cohort, keep those of the
             ``server``, or every client keeps its own (``local``).
         evaluate_every: rounds between evaluations of the objective on all clients; 0 for never.
         figure: draw loss and accuracy by round at the end, for the loggers.
@@ -62,6 +66,9 @@ class FederatedServer(FederatedCallback):
             steps are written in C.
         restart_schedulers: start schedulers with interval "step", and learning rates that the module sets itself, anew
             in every visit. By default they count all local steps of the run, as in a plain ``Trainer``.
+        store: keep what clients remember in ``memory``, or on ``disk``; ``auto`` decides by what the clients that the
+            run can visit need (docs/memory.md).
+        store_dir: folder of memories on disk; ``client_memory`` beside the checkpoints by default.
     """
 
     is_server = True
@@ -82,12 +89,15 @@ class FederatedServer(FederatedCallback):
         compile: bool | Literal["auto"] = "auto",
         workers: int = 1,
         restart_schedulers: bool = False,
+        store: StoreName = "auto",
+        store_dir: str | Path | None = None,
     ) -> None:
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
         self.engine, self.compile, self.workers = engine, compile, workers
         self.restart_schedulers, self._given_seed = restart_schedulers, seed
+        self.store, self.store_dir = store, store_dir
         self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
@@ -113,6 +123,7 @@ class FederatedServer(FederatedCallback):
         whole(self, "evaluate_every", 0)
         one_of(self, "buffers", ("average", "server", "local"))
         one_of(self, "restart_schedulers", (True, False))
+        one_of(self, "store", ("auto", "memory", "disk"))
         whole(self, "workers", 1)
         one_of(self, "engine", ("auto", "sequential", "vectorized"))
         one_of(self, "compile", ("auto", True, False))
@@ -127,6 +138,8 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._player: RoundPlayer | None = None
         self._restored: dict[str, Any] | None = None
+        self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
+        self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
 
     @property
     def rounds_done(self) -> int:
@@ -141,12 +154,12 @@ class FederatedServer(FederatedCallback):
         return ClientLoop(trainer, self.local_work)
 
     def most_batches(self, trainer: pl.Trainer) -> int:
-        """The batches of the longest visit that any client may have."""
+        """Number of batches of the longest visit of any client."""
         return max(planned_batches(trainer, self.local_work).values())
 
     @property
     def local_time(self) -> int:
-        """Steps of the optimiser before this round, as a plain trainer would count them: T for each round."""
+        """Number of optimiser steps before this round, as a plain trainer would count them: T per round."""
         return self.federation.local_time if self.federation else 0
 
     @property
@@ -175,6 +188,8 @@ class FederatedServer(FederatedCallback):
                     f" {'set of clients' if self._module is pl_module else 'module'}, whose states it holds."
                     " Use a new Trainer for another federation."
                 )
+        if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
+            trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
@@ -182,26 +197,43 @@ class FederatedServer(FederatedCallback):
         if self._player is not None:
             self._player.begin_fit(self._round_settings())
 
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._memory.end_fit(trainer)
+
+    def _disk_store(self) -> DiskStore | None:
+        """The store whose records belong to a checkpoint."""
+        store = None if self.federation is None else self.federation.store
+        return store if isinstance(store, DiskStore) else None
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        named = checkpoint.get(RECORDS)
+        self._records = None if named is None else Path(named["path"])
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._memory.begin_fit(trainer)  # not in setup: other callbacks' folders are known only after theirs
         trainer.fit_loop.clock.running = False
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(trainer.fit_loop, FederatedFitLoop):
             trainer.fit_loop.clock.running = False
+            self._memory.end_fit(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None
         return {"seed": self.seed, "settings": self._settings(), "federation": federation}
 
     def _settings(self) -> dict[str, Any]:
-        """What else decides the course of a run."""
+        """Settings besides the algorithm that decide the results of a run."""
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
         return {**settings, "restart_schedulers": self.restart_schedulers}
 
     def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
-        """What is federated about this run, for the loggers."""
+        """Settings of the federation, for the loggers."""
         data: Any = trainer.datamodule
         return {
             "federated": {
@@ -221,7 +253,7 @@ class FederatedServer(FederatedCallback):
         self._restored = state_dict
 
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
-        """Take over the restored state; refuse checkpoints that hold none, or that of another federation."""
+        """Load the restored state; refuse checkpoints without one, and the state of another federation."""
         if loop_state is None:
             raise ValueError(
                 "The checkpoint was not made by a federated fit: it has no server and client states to resume from."
@@ -239,10 +271,7 @@ class FederatedServer(FederatedCallback):
             )
         warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
-            federation = self._begin(trainer)
-            federation.load_state_dict(saved)
-            if "local_time" not in saved:
-                federation.local_time = self.rounds_done * trainer.fit_loop.clock.steps
+            federation = self._begin(trainer, saved)
             restore_state(trainer.lightning_module, federation.buffers)
             self._show_server()
         self._restored = None
@@ -301,7 +330,7 @@ class FederatedServer(FederatedCallback):
     # -- one round ----------------------------------------------------------------------------------------------
 
     def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
-        """The cohort of the next round; the module is made to hold the server's model."""
+        """Draw the cohort of the next round, and load the server's model into the module."""
         self.check_untouched(trainer)
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
@@ -312,7 +341,7 @@ class FederatedServer(FederatedCallback):
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
-        """The name of a trained parameter that is not the server's; None if all are."""
+        """Name of a trained parameter that differs from the server's model; None if none does."""
         federation, parameters = self.federation, parameters_of(trainer.lightning_module)
         assert federation is not None
         for name, value in federation.layout.split(federation.server.x_bar).items():
@@ -321,7 +350,7 @@ class FederatedServer(FederatedCallback):
         return None
 
     def check_untouched(self, trainer: pl.Trainer) -> None:
-        """Refuse a trained parameter that was changed between rounds: the algorithm would never know of it."""
+        """Refuse a trained parameter that was changed between rounds, because the algorithm would ignore the change."""
         if self.federation is not None and (name := self._touched(trainer)):
             raise ValueError(
                 f"Parameter {name} was changed outside a client's visit, in a hook that runs once per round such as"
@@ -332,7 +361,7 @@ class FederatedServer(FederatedCallback):
             )
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
-        """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
+        """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation = self.federation
         assert federation is not None
         if not federation.started:
@@ -341,7 +370,7 @@ class FederatedServer(FederatedCallback):
         notify(trainer, "on_round_start", federation.rounds_done, cohort)
         outcome = self._play(cohort)
         metrics = {
-            "clients": float(len(outcome.states)),  # whose replies arrived
+            "clients": float(len(outcome.states)),  # clients whose replies arrived
             "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
@@ -376,11 +405,16 @@ class FederatedServer(FederatedCallback):
         if question is not None:
             question.add_to(optimizer)
 
-    def _begin(self, trainer: pl.Trainer) -> Federation:
+    def _begin(self, trainer: pl.Trainer, saved: dict[str, Any] | None = None) -> Federation:
+        """Make the federation, as it was ``saved`` in a checkpoint or before round 0."""
         data = trainer.datamodule
         self._module = trainer.lightning_module
         examples = {cid: data.num_examples(cid) for cid in data.client_ids}
-        self.federation = Federation(self.algorithm, examples, self._module)
+        self.federation = federation = Federation(self.algorithm, examples, self._module)
+        if saved is not None:
+            federation.load_state_dict(saved)
+        need = Need.of(trainer, federation, self.sampler, self.buffers == "local")
+        self._memory.open(trainer, federation, need, self._records, (saved or {}).get("store"))
         choice = Choice(self.engine, self.compile, self.workers)
         self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
         return self.federation

@@ -1,4 +1,4 @@
-"""Federated algorithms: one paper, one file. They import `arguments`, `core`, `prox` and torch."""
+"""Federated algorithms: one paper, one file. They import `core`, `prox`, `transforms` and torch alone."""
 
 from lightning_fed.algorithms.compressed import Compressed
 from lightning_fed.algorithms.drs import douglas_rachford

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 @record
 class ClientState:
-    inner: Any  # what the algorithm remembers
-    kept: Tensor  # what transforms have kept back of messages so far; empty where nothing is made up for
+    inner: Any  # state of the wrapped algorithm
+    kept: Tensor  # sum of the parts of messages that were not sent; empty without feedback
 
 
 @dataclass(frozen=True)
 class Compressed(Algorithm[Any, ClientState, Any]):
-    r"""Any algorithm, with its uploads transformed: quantised, cut to the largest entries, clipped.
+    r"""Run any algorithm with transformed uploads: quantised, cut to the largest entries, clipped.
 
-    The server's memory stays the mean of the clients': what was not sent of a change (FedADMM, FedDR) is kept and added
-    to the client's next one, and clients whose variables the server counts (FedSplit, FedDyn, Scaffold) take them as
-    they *arrived*. For other algorithms, ``feedback`` adds what was not sent to the next message.
+    The server's state stays the mean of the clients' variables: the unsent part of a change (FedADMM, FedDR) is kept
+    and added to the client's next change, and clients whose variables the server averages (FedSplit, FedDyn, Scaffold)
+    set them to the values that *arrived*. For other algorithms, ``feedback`` adds the unsent part to the next message.
 
     Args:
-        algorithm: what is run.
-        transform: what its messages go through, vector by vector.
-        feedback: remember what was not sent, and send it along next time.
+        algorithm: the algorithm to run.
+        transform: the transform of its messages, applied vector by vector.
+        feedback: keep the unsent part of each message and add it to the next one.
 
     >>> from lightning_fed import Quadratic, simulate
     >>> from lightning_fed.algorithms import FedADMM
@@ -59,14 +59,14 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             raise TypeError(f"Compressed.transform must be a Transform such as Quantize(16), got {self.transform!r}.")
         if self.feedback and self._remembers:
             raise ValueError(
-                f"Compressed(feedback=True) would count twice: {type(self.algorithm).__name__} remembers what arrived."
-                " Leave feedback off."
+                f"Compressed(feedback=True) would count twice the unsent part of messages:"
+                f" {type(self.algorithm).__name__} corrects for it already. Use feedback=False."
             )
         if self.feedback and self.algorithm.traits.exchanges > 1:
             raise ValueError(
-                f"Compressed(feedback=True) would mix what is kept back of different messages:"
+                f"Compressed(feedback=True) would mix the unsent parts of different messages:"
                 f" {type(self.algorithm).__name__} sends {self.algorithm.traits.exchanges} in a round."
-                " Leave feedback off."
+                " Use feedback=False."
             )
 
     @property
@@ -85,12 +85,12 @@ class Compressed(Algorithm[Any, ClientState, Any]):
 
     @property
     def _keeps(self) -> bool:
-        """Whether what is not sent is added to the next message."""
+        """Whether the unsent part of a message is added to the next message."""
         return self.feedback or self.algorithm.traits.sends_changes
 
     @property
     def _remembers(self) -> bool:
-        """Whether the algorithm itself makes up for what was not sent."""
+        """Whether the algorithm itself corrects for the unsent part of a message."""
         acknowledges = type(self.algorithm).acknowledge is not Algorithm.acknowledge
         return acknowledges or self.algorithm.traits.sends_changes
 
@@ -98,8 +98,8 @@ class Compressed(Algorithm[Any, ClientState, Any]):
         bound = replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
         if (self._remembers or self.feedback) and (noise := bound.transform.noise(layout.numel)) >= 1:
             warnings.warn(
-                f"{self.transform} adds up to {noise:.2g} times the square of what is sent in noise. What is not sent"
-                " right is sent again, with noise of its own: from 1 on that may grow from visit to visit. Use more"
+                f"{self.transform} adds noise of up to {noise:.2g} times the squared norm of a message. The error of a"
+                " message is added to the next one, with new noise: from 1 on it may grow from visit to visit. Use more"
                 f" levels than the square root of the number of parameters, {layout.numel}.",
                 stacklevel=2,
             )

@@ -11,7 +11,7 @@ ProxOperator = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Iterate:
-    """One step of two-operator splitting: ``y`` from f, ``z`` from g, ``x`` the variable that is driven."""
+    """One step of two-operator splitting: ``y`` is a prox of f, ``z`` a prox of g, ``x`` the updated variable."""
 
     y: Tensor
     z: Tensor
@@ -21,7 +21,7 @@ class Iterate:
 def douglas_rachford(
     prox_f: ProxOperator, prox_g: ProxOperator, x0: Tensor, eta_hat: float = 1.0, alpha: float = 1.0
 ) -> Iterator[Iterate]:
-    r"""Two-operator splitting for :math:`\min f(x) + g(x)`, step by step, for ever.
+    r"""Yield the steps of two-operator splitting for :math:`\min f(x) + g(x)`, without end.
 
     .. math::
         y = \mathrm{prox}_{\hat\eta f}(x), \quad z = \mathrm{prox}_{\hat\eta g}(2y - x), \quad

@@ -17,13 +17,13 @@ from lightning_fed.prox import Prox, Zero
 class ClientState:
     x_i: Tensor  # local model, where the next visit starts if start="local"
     z_i: Tensor  # dual variable of x_i = x_bar; never leaves the client
-    eta: Tensor  # penalty of its last visit, a number: another run may go on with another one
+    eta: Tensor  # penalty of its last visit, a scalar: a resumed run may use another penalty
 
     @property
     def x_hat_i(self) -> Tensor:
-        """This client's share of x_tilde, as last counted: the same bits wherever it is computed.
+        """This client's share of x_tilde, as the server last summed it: the same bits on every machine.
 
-        The product is rounded before it is added: torch.add(alpha=) rounds once or twice, as the machine has it.
+        The product is rounded before it is added: torch.add(alpha=) rounds once or twice, depending on the machine.
         """
         return self.x_i + self.z_i * (1 / self.eta).unsqueeze(-1).to(self.z_i.dtype)
 
@@ -49,7 +49,7 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         z_i &\leftarrow z_i + \eta (x_i - \bar x_i), \quad \hat x_i = x_i + z_i/\eta \\
         \tilde x &= \textstyle\sum_i w_i \hat x_i, \quad \bar x \leftarrow \mathrm{prox}_{g/\eta}(\tilde x)
 
-    Clients that do not take part keep their share of :math:`\tilde x`, so any proper sampling will do and no
+    Clients outside the cohort keep their share of :math:`\tilde x`, so any proper sampling is valid and no
     importance weights are needed.
 
     Args:
@@ -58,8 +58,8 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         g: regulariser or constraint, applied by the server.
         weights: ``uniform`` (1/n, the paper) or ``samples`` (N_i / N).
         start: local work starts at the ``server`` model, at the client's own last ``local`` model, or at the
-            ``centre`` of the quadratic. The paper does not say. ``local`` needs ``lr * steps * eta`` of several units
-            in a visit, otherwise x_i does not follow x_bar.
+            ``centre`` of the quadratic. The paper leaves the start open. ``local`` needs ``lr * steps * eta`` of
+            several units in a visit, otherwise x_i does not follow x_bar.
         project_initial: broadcast ``prox(x0)`` instead of ``x0`` in the first round.
 
     >>> from lightning_fed import Quadratic, simulate

@@ -13,7 +13,7 @@ from lightning_fed.core.validation import one_of, positive
 
 @record
 class ClientState:
-    """Clients remember nothing."""
+    """Empty: clients keep no state."""
 
 
 @record
@@ -34,12 +34,12 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
         x_i \approx \arg\min_x f_i(x) \text{ from } \bar x, \qquad
         \bar x \leftarrow \bar x + \eta_s \textstyle\sum_{i\in S} \omega_i (x_i - \bar x)
 
-    With more than one local step on unlike clients its fixed point is *not* a minimiser of the mean.
+    With more than one local step and unlike clients the fixed point is *not* a minimiser of the mean.
 
     Args:
         server_lr: server step :math:`\eta_s`, > 0.
-        weights: ``samples`` (N_i over the samples of those who took part) or ``uniform`` (1/|S|).
-        stragglers: share in [0, 1] of clients that do not finish in time: the round does without them.
+        weights: ``samples`` (N_i over the samples of the cohort) or ``uniform`` (1/|S|).
+        stragglers: fraction in [0, 1] of clients that do not finish in time: the round drops their replies.
 
     Reference: arXiv:1602.05629.
     """
@@ -70,7 +70,7 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
         return ServerState(x_bar.to(server.x_bar.dtype))
 
     def work_done(self, local: Local) -> float:
-        """The share of its work that a client gets done in time: below 1 for stragglers, the same in all methods."""
+        """Fraction of its work that a client finishes: below 1 for stragglers, equal in FedAvg and its subclasses."""
         if not self.stragglers:
             return 1.0
         late, share = torch.rand(2, generator=local.rng("straggler"), dtype=torch.float64).tolist()

@@ -20,7 +20,7 @@ class ClientState:
 
     @property
     def x_hat_i(self) -> Tensor:
-        """This client's share of x_tilde, as last counted."""
+        """This client's share of x_tilde, as the server last summed it."""
         return 2 * self.x_i - self.y_i
 
 
@@ -53,8 +53,8 @@ class FedDR(Algorithm[ServerState, ClientState, Message]):
         weights: ``uniform`` (1/n) or ``samples`` (N_i / N).
         start: local work starts at the ``server`` model, the client's ``local`` model, or the ``centre`` y_i. The
             authors' code starts at ``local``, which needs ``lr * steps / eta_hat`` of several units in a visit.
-        init: ``x0`` starts all variables at the first model. ``prox`` asks every client once before round 0, as the
-            paper writes, and counts what they answer in x_tilde, which the paper forgets: its limit is then wrong.
+        init: ``x0`` starts all variables at the first model. ``prox`` asks every client once before round 0, as in
+            the paper, and also adds their replies to x_tilde; the paper omits them, which makes its limit wrong.
 
     >>> from lightning_fed import Quadratic, simulate
     >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]

@@ -19,7 +19,7 @@ from lightning_fed.prox import Prox, Zero
 class ClientState:
     x_i: Tensor  # local model
     w_i: Tensor  # x_i - y_i in FedDR's letters: the scaled dual variable
-    uploaded: Tensor  # the share as last uploaded, where the client has worked since; empty with mode="fresh"
+    uploaded: Tensor  # the share as last uploaded; the client may have worked since. Empty with mode="fresh"
 
     @property
     def x_hat_i(self) -> Tensor:
@@ -31,19 +31,19 @@ class ClientState:
 class ServerState:
     x_bar: Tensor  # the model
     x_tilde: Tensor  # mean of the uploaded x_hat_i over all n clients, in float64
-    working: Tensor  # whether the next thing clients do is to work; else it is to upload
+    working: Tensor  # whether clients work in the next exchange; otherwise they upload
 
 
 @record
 class Down(Broadcast):
-    """``x_bar`` is empty where clients are only asked to upload."""
+    """``x_bar`` is empty in an exchange in which clients only upload."""
 
     work: bool
 
 
 @record
 class Message:
-    delta_i: Tensor  # change of x_hat_i; empty where nothing is uploaded
+    delta_i: Tensor  # change of x_hat_i; empty in an exchange without uploads
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
     Args:
         eta_hat: step of the prox, > 0.
         g: regulariser or constraint, applied by the server.
-        mode: ``fresh`` clients upload after their work, which is FedDR with alpha = 1. ``upload_first`` is the protocol
-            as the paper writes it: clients upload what they have, receive the new mean, work, and keep the result until
-            they are drawn again. With a part of the clients that is another, delayed method.
+        mode: with ``fresh``, clients upload after their work, which is FedDR with alpha = 1. ``upload_first`` is the
+            protocol of the paper: clients upload the share of their last visit, receive the new mean, work, and keep
+            the result until they are drawn again. With partial cohorts that is another, delayed method.
         start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the prox.
 
     Reference: arXiv:2203.15104.

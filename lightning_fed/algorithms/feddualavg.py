@@ -16,19 +16,19 @@ from lightning_fed.prox import Prox, Zero
 
 @record
 class ClientState:
-    """Clients remember nothing."""
+    """Empty: clients keep no state."""
 
 
 @record
 class ServerState:
     x_bar: Tensor  # the model
     z: Tensor  # dual variable: x0 minus all gradients so far, in float64
-    elapsed: Tensor  # sum of all step sizes so far: what multiplies g
+    elapsed: Tensor  # sum of all step sizes so far: the factor of g
 
 
 @record
 class Down(Broadcast):
-    """``x_bar`` is the dual variable here: the model follows from it."""
+    """``x_bar`` holds the dual variable here: clients compute the model from it."""
 
     elapsed: float
 
@@ -36,7 +36,7 @@ class Down(Broadcast):
 @record
 class Message:
     delta_i: Tensor  # change of the dual variable
-    lr_sum: Tensor  # length of the local steps together
+    lr_sum: Tensor  # sum of the local step sizes
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,9 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            plain_sgd="FedDualAvg sums plain gradients in its dual variable.",
-            no_weight_decay="FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c).",
-        )
+        decay = "FedDualAvg's optimiser moves the dual variable, which must not decay. Use g=SquaredL2(c)."
+        plain = "FedDualAvg sums plain gradients in its dual variable."
+        return Traits(requires={"plain_sgd": plain, "no_weight_decay": decay})
 
     def _primal(self, z: Tensor, elapsed: float) -> Tensor:
         return self.g.prox(z, elapsed) if elapsed else z

@@ -15,7 +15,7 @@ from lightning_fed.core.validation import one_of, positive
 @record
 class ClientState:
     x_i: Tensor  # local model
-    q_i: Tensor  # the gradient of f_i at its last local model, if that was exact
+    q_i: Tensor  # the gradient of f_i at the last local model, if the local problem was solved exactly
 
 
 @record
@@ -39,8 +39,8 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
         h &\leftarrow h - \tfrac\alpha n \textstyle\sum_{i\in S} (x_i - \bar x), \quad
         \bar x \leftarrow \tfrac1{|S|}\textstyle\sum_{i\in S} x_i - h/\alpha
 
-    With everybody taking part it is ``FedADMM(eta=alpha)``; with a part of them it averages the *active* models but
-    *all* duals, and differs.
+    With all clients in every round it is ``FedADMM(eta=alpha)``; with partial cohorts it differs, because it averages
+    the models of the *cohort* but the duals of *all* clients.
 
     Args:
         alpha: penalty, > 0.

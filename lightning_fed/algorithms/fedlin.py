@@ -18,21 +18,21 @@ from lightning_fed.transforms import Sent, TopK
 class ClientState:
     x_bar_i: Tensor  # the server's model, at which the gradient below was taken
     grad_i: Tensor  # gradient of f_i there
-    rho_i: Tensor  # what compression has kept back; empty where all is sent
+    rho_i: Tensor  # the part of gradients that compression did not send; empty with client_k=None
 
 
 @record
 class ServerState:
     x_bar: Tensor  # the model
     g_bar: Tensor  # compressed mean of the gradients at x_bar, in float64
-    e: Tensor  # what compression has kept back, in float64
-    asking: Tensor  # whether clients are asked for gradients next; else for local steps
-    first: Tensor  # whether these are the gradients at x0, which are not compressed
+    e: Tensor  # the part of mean gradients that compression did not send, in float64
+    asking: Tensor  # whether the next exchange asks for gradients; otherwise for local steps
+    first: Tensor  # whether the next gradients are those at x0, which are not compressed
 
 
 @record
 class Down(Broadcast):
-    """A question for gradients at ``x_bar``, or local steps along ``g_bar``; clients hold ``x_bar`` then already."""
+    """A request for gradients at ``x_bar``, or for local steps along ``g_bar`` from the ``x_bar`` that clients hold."""
 
     g_bar: Tensor
     asking: bool
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class FedLin(Algorithm[ServerState, ClientState, Message]):
-    r"""Local steps corrected by gradients of this very round, in two exchanges (Mitra et al. 2021); all clients.
+    r"""Local steps corrected by gradients of the same round, in two exchanges (Mitra et al. 2021); all clients.
 
     .. math::
         x &\leftarrow x - \gamma(\nabla f_i(x) - \nabla f_i(\bar x) + \bar g) \text{ from } \bar x, \quad

@@ -14,7 +14,7 @@ from lightning_fed.prox import Prox, Zero
 
 @record
 class ClientState:
-    """Clients remember nothing."""
+    """Empty: clients keep no state."""
 
 
 @record
@@ -25,7 +25,7 @@ class ServerState:
 @record
 class Message:
     delta_i: Tensor  # y_i - x_bar
-    lr_sum: Tensor  # length of the local steps together
+    lr_sum: Tensor  # sum of the local step sizes
 
 
 @dataclass(frozen=True)
@@ -75,4 +75,4 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(plain_sgd="FedMid takes the prox of g for the length of an SGD step.")
+        return Traits(requires={"plain_sgd": "FedMid takes the prox of g for the length of an SGD step."})

@@ -26,11 +26,11 @@ class FedPAQ(FedAvg):
         \bar x \leftarrow \bar x + \eta_s \tfrac1{|S|}\textstyle\sum_{i\in S} Q(x_i - \bar x)
 
     Args:
-        levels: of the stochastic quantiser :class:`~lightning_fed.transforms.Quantize`; None sends all of it.
+        levels: levels of the stochastic quantiser :class:`~lightning_fed.transforms.Quantize`; None does not quantise.
         per: one norm for the whole ``vector`` or for every parameter ``tensor``, as in the quantiser.
         server_lr: server step, as in :class:`FedAvg`.
         weights: ``uniform`` or ``samples``, as in :class:`FedAvg`.
-        stragglers: share of clients the round does without, as in :class:`FedAvg`.
+        stragglers: fraction of clients whose replies are dropped, as in :class:`FedAvg`.
 
     Reference: arXiv:1909.13014.
     """
@@ -39,7 +39,7 @@ class FedPAQ(FedAvg):
     per: Literal["vector", "tensor"] = "vector"
     weights: Weights = "uniform"
 
-    #: set by bind, which knows the tensors
+    #: set by bind, which has the layout of the tensors
     _quantize: ClassVar[Quantize | None] = None
 
     def __post_init__(self) -> None:

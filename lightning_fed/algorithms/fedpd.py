@@ -21,11 +21,11 @@ class ClientState:
     x_i: Tensor  # local model
     lam_i: Tensor  # dual variable of x_i = x_0i
     v_i: Tensor  # estimate of the gradient of f_i at x_i; empty with oracle I
-    eta_hat: Tensor  # step of its last visit, a number: another run may go on with another one
+    eta_hat: Tensor  # step of its last visit, a scalar: a resumed run may use another step
 
     @property
     def x_0i(self) -> Tensor:
-        """This client's copy of the consensus, where it goes on from after a round without an exchange."""
+        """This client's copy of the consensus, from which it continues after a round without an exchange."""
         return self.x_i + self.lam_i * self.eta_hat.unsqueeze(-1).to(self.lam_i.dtype)
 
 
@@ -33,17 +33,17 @@ class ClientState:
 class ServerState:
     x_bar: Tensor  # the model, as of the last exchange
     round: Tensor  # number of rounds so far
-    exchanged: Tensor  # whether the last of them ended with an exchange
+    exchanged: Tensor  # whether the last round ended with an exchange
 
 
 @record
 class Down(Broadcast):
-    """``x_bar`` is empty after a round without an exchange: clients go on from their own copies."""
+    """``x_bar`` is empty after a round without an exchange: clients continue from their own copies."""
 
     exchanged: bool
-    exchange: bool  # what this round's coin has decided
+    exchange: bool  # whether this round ends with an exchange
     refresh: bool  # whether oracle II starts from a full gradient
-    bytes: int  # of the mean that ends this round: none without an exchange
+    bytes: int  # size of the mean that ends this round: 0 without an exchange
 
 
 @record
@@ -53,18 +53,18 @@ class Message:
 
 @dataclass(frozen=True)
 class FedPD(Algorithm[ServerState, ClientState, Message]):
-    r"""Primal-dual method whose clients talk only now and then, but then all of them (Zhang et al. 2020).
+    r"""Primal-dual method in which all clients communicate, but only in some rounds (Zhang et al. 2020).
 
     .. math::
         x_i &\approx \arg\min_x f_i(x) + \langle\lambda_i, x\rangle + \tfrac1{2\hat\eta}\|x - x_{0,i}\|^2 \\
         \lambda_i &\leftarrow \lambda_i + (x_i - x_{0,i})/\hat\eta, \quad x_{0,i}^+ = x_i + \hat\eta\lambda_i
 
-    One coin for all: with probability ``1 - skip`` everybody sends :math:`x_{0,i}^+` and goes on from the mean; else
-    nobody does, and each goes on from its own. Without skipping it is ``FedADMM(eta=1/eta_hat, start="local")`` with
-    all clients.
+    One coin is drawn per round: with probability ``1 - skip`` all clients send :math:`x_{0,i}^+` and continue from the
+    mean; otherwise each continues from its own copy. Without skipping this is ``FedADMM(eta=1/eta_hat, start="local")``
+    with all clients.
 
-    Oracle II takes its steps along an estimate of the gradient, which every batch :math:`B` corrects by what it sees of
-    the step, and which is a full gradient again every so many rounds:
+    Oracle II takes its steps along an estimate of the gradient, which every batch :math:`B` updates by the difference
+    of its gradients at the two ends of the step, and which is reset to a full gradient every ``refresh_every`` rounds:
 
     .. math::
         x^+ = \arg\min_x \langle v_i + \lambda_i, x\rangle + \tfrac1{2\hat\eta}\|x - x_{0,i}\|^2
@@ -75,9 +75,9 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     Args:
         eta_hat: step of the prox, > 0.
         skip: probability in [0, 1) of a round without an exchange.
-        start: local work starts at the ``local`` model, the ``server``'s (here the own x_0i), or the ``centre``.
-        seed: of the coins.
-        oracle: what solves local problems: ``I`` any solver, ``II`` plain gradient steps with variance reduction.
+        start: local work starts at the ``local`` model, the ``server``'s (here the client's x_0i), or the ``centre``.
+        seed: seed of the coins.
+        oracle: solver of local problems: ``I`` any solver, ``II`` plain gradient steps with variance reduction.
         refresh_every: rounds from one full gradient of oracle II to the next.
 
     Reference: arXiv:2005.11418.
@@ -94,7 +94,7 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         positive(self, "eta_hat", "It is the step of the local prox, FedADMM's 1/eta; start from 1.0.")
         positive(self, "skip", "It is the probability of a round without an exchange.", zero=True)
         if self.skip >= 1:
-            raise ValueError(f"FedPD.skip must stay below 1, got {self.skip!r}: nobody would ever talk.")
+            raise ValueError(f"FedPD.skip must stay below 1, got {self.skip!r}: no round would have an exchange.")
         one_of(self, "start", ("local", "server", "centre"))
         whole(self, "seed")
         one_of(self, "oracle", ("I", "II"))
@@ -106,7 +106,7 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
             )
 
     def exchanges(self, round: int) -> bool:
-        """This round's coin."""
+        """Draw this round's coin: whether the round ends with an exchange."""
         return bool(numpy_generator(self.seed, round, "FedPD").random() >= self.skip)
 
     def init_server(self, x0: Tensor) -> ServerState:
@@ -125,7 +125,7 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
 
     def bytes_down(self, down: Broadcast) -> int:
         assert isinstance(down, Down)
-        return down.bytes  # the mean belongs to the round that made it, though it goes out with the next question
+        return down.bytes  # bill the mean to the round that made it, though the next broadcast carries it
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
         assert isinstance(down, Down)
@@ -149,5 +149,5 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
     @property
     def traits(self) -> Traits:
         why = 'FedPD(oracle="II") minimises a linearised model, which is a gradient step. Use oracle="I".'
-        plain = why if self.oracle == "II" else None
-        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, plain_sgd=plain, everybody=True)
+        requires = {"plain_sgd": why} if self.oracle == "II" else {}
+        return Traits(penalty=1 / self.eta_hat, relaxation=1.0, requires=requires, everybody=True)

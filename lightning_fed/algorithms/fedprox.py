@@ -11,17 +11,17 @@ from lightning_fed.core.validation import positive
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    r"""FedAvg whose clients are held near the server's model (Li et al. 2020).
+    r"""FedAvg with a penalty that keeps local models near the server's model (Li et al. 2020).
 
     .. math::
         x_i \approx \arg\min_x f_i(x) + \tfrac\mu2\|x - \bar x\|^2 \text{ from } \bar x
 
     Args:
-        mu: pull towards the server's model, >= 0; published grid 0.001, 0.01, 0.1, 0.5, 1. 0 is FedAvg.
+        mu: penalty of the distance to the server's model, >= 0; published grid 0.001, 0.01, 0.1, 0.5, 1. 0 is FedAvg.
         server_lr: server step, as in :class:`FedAvg`.
         weights: ``samples`` or ``uniform``, as in :class:`FedAvg`.
-        stragglers: share in [0, 1] of clients that get only a random part of their local work done; their models count
-            all the same, where :class:`FedAvg` does without the same clients.
+        stragglers: fraction in [0, 1] of clients that finish only a random part of their local work; the server
+            averages their models too, while :class:`FedAvg` drops the replies of the same clients.
 
     Reference: arXiv:1812.06127 (sampling and weighting as in its public code).
     """

@@ -36,7 +36,7 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
         x_i \approx \mathrm{prox}_{s f_i}(2\bar x - z_i), \quad z_i \leftarrow z_i + 2(x_i - \bar x), \quad
         \bar x = \tfrac1n\textstyle\sum_i z_i
 
-    It is ``FedDR(eta_hat=s, alpha=2)`` with everybody taking part. Guaranteed for convex losses only.
+    It is ``FedDR(eta_hat=s, alpha=2)`` with all clients in every round. Convergence is proved for convex losses only.
 
     Args:
         s: step of the prox, > 0: the larger, the longer the steps.

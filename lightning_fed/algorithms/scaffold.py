@@ -48,8 +48,8 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
         c \leftarrow c + \tfrac1n\textstyle\sum_{i\in S}(c_i^+ - c_i)
 
     Args:
-        option: 1 takes an extra gradient over the client's data; 2 reads it off the local steps, for free, which is
-            right for plain SGD only: other optimisers are refused.
+        option: 1 takes an extra gradient over the client's data; 2 computes it from the local steps at no cost, which
+            is valid for plain SGD only: other optimisers are refused.
         server_lr: server step :math:`\eta_g`, > 0.
 
     Reference: arXiv:1910.06378.
@@ -94,5 +94,5 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        why = "Scaffold(option=2) reads gradients off the local steps. Use option=1."
-        return Traits(plain_sgd=why if self.option == 2 else None)
+        why = "Scaffold(option=2) computes gradients from the local steps. Use option=1."
+        return Traits(requires={"plain_sgd": why} if self.option == 2 else {})

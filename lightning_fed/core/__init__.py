@@ -1,6 +1,6 @@
 """The interface between algorithms and everything else, and the state of a running federation. Read first.
 
-Knows neither Lightning nor data: an algorithm is a handful of pure functions of flat vectors.
+No module of this room imports Lightning or touches data: an algorithm is a handful of pure functions of flat vectors.
 """
 
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, hyper_parameters, start_point

@@ -1,7 +1,7 @@
-"""The interface between algorithms and everything else: records, the one question, and `Algorithm`.
+"""The interface between algorithms and everything else: `Algorithm`, its states and its hyper-parameters.
 
-A round is: the server broadcasts, clients answer with :meth:`Algorithm.client_step`, the answers are summed, and
-:meth:`Algorithm.server_step` moves the server. All steps are pure functions of flat vectors.
+In a round the server broadcasts, clients reply with :meth:`Algorithm.client_step`, the messages are summed, and
+:meth:`Algorithm.server_step` updates the server state. All steps are pure functions of flat vectors.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     """A federated algorithm: frozen hyper-parameters and pure steps on flat vectors.
 
     Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
-    called where nobody answers.
+    called in a round without replies.
     """
 
     #: The part of the objective that only the server knows.
     g: Prox = Zero()
-    #: How clients are weighted in the objective: alike, or by their numbers of samples.
+    #: Weights of the clients in the objective: equal, or proportional to their numbers of samples.
     weights: Weights = "uniform"
 
     @abstractmethod
@@ -75,17 +75,17 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT: ...
 
     def broadcast(self, server: ServerT, work: LocalWork) -> Broadcast:
-        """What the server sends to every client of the cohort, who will do ``work``."""
+        """Build the message that the server sends to every client of the cohort; ``work`` is their local work."""
         return Broadcast(server.x_bar)
 
     def bind(self, layout: Layout) -> Self:
-        """The same algorithm, whose ``g`` knows which parameters lie where; called before anything else."""
+        """Return the same algorithm with ``g`` bound to the layout; called before every other method."""
         if dataclasses.is_dataclass(self) and any(field.name == "g" for field in dataclasses.fields(self)):
             return dataclasses.replace(self, g=self.g.bind(layout))
         return self
 
     def bytes_down(self, down: Broadcast) -> int:
-        """What it takes to send ``down`` to one client."""
+        """Number of bytes that sending ``down`` to one client takes."""
         return num_bytes(down)
 
     def weight(self, num_examples: int) -> float:
@@ -93,7 +93,7 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         return float(num_examples) if self.weights == "samples" else 1.0
 
     def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
-        """The state of a client whose message ``arrived`` other than it was sent; ``after`` is what it remembers."""
+        """Return the state of a client whose message was changed in transit, from ``after`` and what ``arrived``."""
         return after
 
     def local_model(self, client: ClientT) -> Tensor | None:
@@ -102,19 +102,19 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
 
     @property
     def traits(self) -> Traits:
-        """What the rest of the system has to know about the algorithm."""
+        """Facts about the algorithm that engines, checks and theory read."""
         return Traits()
 
 
 def length_of(solution: Solution, who: object) -> float:
-    """The sum of the local step sizes, where ``who`` cannot do without."""
+    """Return the sum of the local step sizes; raise if it is unknown, because algorithm ``who`` needs it."""
     if solution.lr_sum != solution.lr_sum:
         raise ValueError(f"{type(who).__name__} needs plain gradient steps, whose lengths are known.")
     return solution.lr_sum
 
 
 def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Callable[[], Tensor]) -> Tensor:
-    """Where local work starts: at the client's own last point, at the server's model, or at the quadratic's minimum."""
+    """Choose the start of local work: the client's last point, the server's model, or the quadratic's minimiser."""
     return centre() if rule == "centre" else {"local": own, "server": server}[rule]
 
 
@@ -125,7 +125,7 @@ def check_g(owner: HasProx) -> None:
 
 
 def hyper_parameters(algorithm: object) -> dict[str, object]:
-    """Name, value of every field, nested dataclasses included: for logs and checkpoints.
+    """List the class name and all fields, those of nested dataclasses included, for logs and checkpoints.
 
     >>> from lightning_fed.algorithms import FedProx
     >>> hyper_parameters(FedProx(mu=0.5))

@@ -1,4 +1,4 @@
-"""Where files are kept for later runs, and whether they are still what was written."""
+"""The cache folder for files of later runs, and checks that its files are unchanged and private."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def digest_of(path: Path) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """A folder that nobody else may read or write, made if it is not there; raises OSError if it is another user's."""
+    """Create a folder that only this user may read and write; raise OSError if it belongs to another user."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
@@ -40,7 +40,7 @@ def private_folder(path: Path) -> Path:
 
 
 def is_own_file(path: Path) -> bool:
-    """Whether this is a plain file of this user's that nobody else may write."""
+    """Whether ``path`` is a regular file that belongs to this user and that no other user may write."""
     try:
         found = path.lstat()
     except OSError:
@@ -53,6 +53,6 @@ def _is_own(found: os.stat_result) -> bool:
 
 
 def write_through(path: Path) -> None:
-    """Have a file on the disk before anything that says that it is there."""
+    """Flush a file to the disk, so that an index entry written later never names a file that a crash lost."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """The order of every client's samples in each local epoch, drawn for many clients at once.
 
-An order is the stable argsort of 64-bit words of Philox4x64-10, a random function of a key and a counter: no draw
-depends on what was drawn before it, nor on the machine. docs/draws.md has the layout and test vectors.
+An order is the stable argsort of 64-bit words of Philox4x64-10, a random function of a key and a counter: a draw
+depends neither on earlier draws nor on the machine. docs/draws.md has the layout and test vectors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def philox(counter: Sequence[Words], key: Sequence[Words]) -> list[Words]:
 
 
 def _product(factor: int, words: Words) -> tuple[Words, Words]:
-    """The high and the low 64 bits of a product, by products of halves."""
+    """The high and the low 64 bits of a product; from 32-bit halves, because numpy has no 128-bit integers."""
     low, high = np.uint64(factor & 0xFFFFFFFF), np.uint64(factor >> 32)
     right, left = words & _LOW, words >> _HALF
     cross, other = low * left, high * right
@@ -105,7 +105,7 @@ def _numpy_orders(keys: Words, round: int, samples: Orders, epochs: Orders) -> O
 
 @cache
 def _compiled() -> Any:
-    """The same orders from C, or None where the package was installed without a compiler."""
+    """Load the C function that computes the same orders; None if the package was installed without a compiler."""
     found = find_spec(_BUILT)
     if found is None or found.origin is None:
         return None

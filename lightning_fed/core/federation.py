@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
-from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Summary, tensors_of, with_tensors
-from lightning_fed.core.round import Engine, Outcome, run_round
+from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
+from lightning_fed.core.messages import Broadcast, Replies, Reply
+from lightning_fed.core.round import Engine, Outcome, Step, run_round
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +31,38 @@ class _Commit:
     cost: Cost
 
 
+#: Of what a checkpoint says about a federation.
+FORMAT = 2
+#: Gives the buffers that a client keeps to itself after its visit.
+Kept = Callable[[ClientId], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Staging:
+    """Asks an engine, and has the store write what a client will remember while the next one trains."""
+
+    engine: Engine
+    store: Store
+    round: int
+    layout: int
+    kept: Kept | None
+
+    def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Any]:
+        answered = iter(cohort)
+        for reply in self.engine.ask(step, states, down, cohort):
+            if isinstance(reply, Replies):  # of a stack, whose states are small, and rows of one tensor
+                for _ in reply.states:
+                    next(answered)
+            else:
+                self._stage(next(answered), reply)
+            yield reply
+
+    def _stage(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+        if reply.arrived and reply.x_i.device.type == "cpu":  # else the commit copies states from the device
+            own = {} if self.kept is None else self.kept(cid)
+            self.store.stage(cid, Memory(reply.state, buffers=own, layout=self.layout), self.round)
+
+
 class Federation:
     """Algorithm, population and everything they remember; a round is played, then committed as a whole.
 
@@ -42,18 +75,18 @@ class Federation:
     def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
-        self.layouts = [Layout.of(module)]  # all that there have been; the last one is the present one
+        self.layouts = [Layout.of(module)]  # every layout since round 0; the last one is current
         self.algorithm = algorithm.bind(self.layout)
         self.parameters = {name: (tuple(p.shape), p.dtype) for name, p in parameters_of(module).items()}
         self.x0 = self.layout.flatten(parameters_of(module))
         self.server = self.algorithm.init_server(self.x0)
-        self.store = MemoryStore(self.fresh, self._adapted, self._built)
+        self.store: Store = MemoryStore(self.fresh, self.adapt, self.build)
         self.buffers = clones(buffers_of(module))
-        self.moving: set[str] = set()  # parameters that are not trained, but have been seen to move
+        self.moving: set[str] = set()  # names of frozen parameters that nevertheless changed in a round
         self.rounds_done = -1 if algorithm.traits.full_start else 0
         self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
-        self.stationarity: tuple[int, float] | None = None  # rounds done, and what was measured then
+        self.stationarity: tuple[int, float] | None = None  # rounds done, and the stationarity measured then
         self._pending: _Commit | None = None
 
     @property
@@ -79,11 +112,11 @@ class Federation:
 
     @property
     def started(self) -> bool:
-        """False while an algorithm with a full start still has to ask everybody once."""
+        """False while an algorithm with a full start still has to ask every client once."""
         return self.rounds_done >= 0
 
     def follow(self, module: nn.Module) -> None:
-        """Take in parameters that were frozen or unfrozen since the last round.
+        """Update the layout if parameters were frozen or unfrozen since the last round.
 
         A parameter that becomes trainable joins with the state of round 0: the value that it has in the module, where
         it has been frozen so far, and no dual. Clients' memories follow when they are read.
@@ -98,7 +131,7 @@ class Federation:
         self.x0 = layout.flatten(first)
         self.server = layout.transplant(old, self.server, self.algorithm.init_server(self.x0))
 
-    def _adapted(self, memory: Memory) -> Memory:
+    def adapt(self, memory: Memory) -> Memory:
         """A memory in the present layout; parameters that were not trained all the time since have that of round 0."""
         now = len(self.layouts) - 1
         if memory.layout == now:
@@ -108,27 +141,32 @@ class Federation:
         state = self.layout.transplant(old, here, self.fresh(), between)
         return replace(memory, state=tree_map(Tensor.cpu, state), layout=now)
 
-    def _built(self, tensors: Mapping[str, Tensor], layout: int) -> Any:
+    def build(self, tensors: Mapping[str, Tensor], layout: int) -> Any:
         """A state in the layout that it was saved in, on the CPU."""
         x = torch.zeros(self.layouts[layout].numel, dtype=self.x0.dtype)
         return with_tensors(self.algorithm.init_client(x), tensors)
 
     def take_state(self, module: nn.Module) -> None:
-        """Take in the module's buffers, and parameters that move untrained, as they are before a round."""
+        """Copy the module's buffers, and frozen parameters that change, as they are before a round."""
         parameters = parameters_of(module)
         moving = {name: parameters[name] for name in self.moving if name in parameters}
         self.buffers = clones({**buffers_of(module), **moving})
 
-    def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork) -> Outcome:
-        """Run a round, in which clients do ``work``, without moving anything."""
+    def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork, kept: Kept | None = None) -> Outcome:
+        """Run a round, in which clients do ``work``, without moving anything.
+
+        ``kept`` gives the buffers that a client keeps to itself after its visit.
+        """
         exchanges = None if self.started else 1
+        self.store.prefetch(cohort)
+        engine = _Staging(engine, self.store, self.rounds_done + 1, len(self.layouts) - 1, kept)
         fresh = self.fresh()  # one for all: states are never changed in place
         recall = partial(self.recall, fresh=fresh)
         broadcast = partial(self.algorithm.broadcast, work=work)
         return run_round(self.algorithm, self.server, cohort, engine, recall, self.weights, broadcast, exchanges)
 
     def recall(self, cid: ClientId, fresh: Any = None) -> Any:
-        """A client's state, on the device of the model; ``fresh``, if given, where it has none yet."""
+        """A client's state, on the device of the model; for a client without a memory ``fresh``, or a new one."""
         found = self.store.get(cid)
         if found is None:
             return self.fresh() if fresh is None else fresh
@@ -136,7 +174,7 @@ class Federation:
 
     @property
     def _here(self) -> bool:
-        """Whether the model is where memories are kept."""
+        """Whether the model is on the CPU, where memories are kept."""
         return self.x0.device.type == "cpu"
 
     def commit(
@@ -146,20 +184,20 @@ class Federation:
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
         steps: int = 0,
     ) -> None:
-        """Move server and clients together.
+        """Replace the states of server and clients together.
 
         Args:
-            buffers: the server's new ones, and parameters that are not trained but moved.
-            kept: the same of clients who keep their own.
+            buffers: the server's new buffers, and frozen parameters that changed.
+            kept: by client, the buffers and frozen parameters that the client keeps to itself.
             steps: by how much the local time advances.
         """
         memories, layout = {}, len(self.layouts) - 1
         for cid, state in outcome.states.items():
-            visits, spent = self.store.summary(cid) or Summary(0, Cost())
+            visits, spent, *_ = self.store.summary(cid) or Summary(0, Cost())
             there = state if self._here else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
-        for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
+        for cid in outcome.costs.keys() - outcome.states.keys():  # a reply that did not arrive still cost local work
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid])
         self._pending = _Commit(
             outcome.server,
@@ -172,10 +210,10 @@ class Federation:
         self.settle()
 
     def settle(self) -> None:
-        """Finish a commit that was begun; safe to call at any time."""
+        """Finish a commit that was interrupted; does nothing if there is none."""
         if (done := self._pending) is None:
             return
-        self.store.put(done.memories)
+        self.store.commit(done.rounds_done, done.memories)
         self.server, self.buffers = done.server, done.buffers
         self.moving |= done.buffers.keys() & self.parameters.keys()
         self.rounds_done = done.rounds_done
@@ -193,7 +231,8 @@ class Federation:
             "layouts": [list(layout.names) for layout in self.layouts],
             "x0": self.x0.cpu(),
             "server": tensors_of(self.server),
-            "store": self.store.state_dict(),
+            "store": self.store.state_dict(),  # None where a checkpoint has records beside it
+            "format": FORMAT,
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
             "rounds_done": self.rounds_done,
             "local_time": self.local_time,
@@ -201,7 +240,7 @@ class Federation:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where ``saved`` was taken; refuse the state of another federation."""
+        """Go on where ``saved`` was taken, but for clients' memories; refuse the state of another federation."""
         self.check(saved)
         self.weights = {cid: self.weights[cid] for cid in saved["clients"]}  # cohorts are drawn by position
         device = self.x0.device
@@ -209,20 +248,26 @@ class Federation:
         self.algorithm = self.algorithm.bind(self.layout)
         self.x0 = saved["x0"].to(device, self.layout.dtype)
         self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
-        self.store.load_state_dict(saved["store"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
         self.moving = set(self.buffers.keys() & self.parameters.keys())
         self.rounds_done = saved["rounds_done"]
-        self.local_time = saved.get("local_time", 0)  # 0.1.0 kept none
+        self.local_time = saved["local_time"]
         self.cost = Cost(*saved["cost"])
 
     def check(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of another algorithm, other clients or another model."""
+        """Refuse a checkpoint of another version, another algorithm, other clients or another model."""
+        if (made := saved.get("format", 1)) != FORMAT:
+            by = "lightning_fed 0.1.0, or a development version of 0.2.0" if made < FORMAT else "a later lightning_fed"
+            raise ValueError(
+                f"The checkpoint was made by {by}, whose clients keep other variables (format {made}, this version"
+                f" reads {FORMAT}). Finish the run with the version that began it, or load its weights into the module"
+                " (load_from_checkpoint) and start a federation without ckpt_path."
+            )
         ours, theirs = hyper_parameters(self.algorithm), saved["algorithm"]
         if ours["name"] != theirs["name"]:
             raise ValueError(
                 f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
-                f" variables. Resume with {theirs['name']}, or start anew without ckpt_path."
+                f" variables. Resume with {theirs['name']}, or start a new run without ckpt_path."
             )
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(
@@ -241,7 +286,7 @@ class Federation:
 
 
 def warn_if_changed(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Say what is not as it was when the checkpoint was made."""
+    """Warn of settings that differ from those of the checkpoint."""
     changed = [f"{k}={v!r} (was {theirs.get(k)!r})" for k, v in ours.items() if theirs.get(k) != v]
     if changed:
         shown = ", ".join(text if len(text) < 200 else f"{text[:200]}..." for text in changed)

@@ -1,4 +1,4 @@
-"""Give memory back to the system."""
+"""Return freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-#: Models with fewer bytes leave no gaps that matter.
+#: Minimum size in bytes of a model whose visits leave gaps worth returning.
 LARGE = 2**20
 
 
 def release_memory(x: Tensor) -> None:
-    """Return what visits with vectors like ``x`` have freed, where the C library keeps it.
+    """Return memory that visits with vectors like ``x`` have freed to the operating system; only with glibc.
 
-    What clients remember outlives the gradients and activations that are allocated beside it. The C library keeps the
-    gaps that those leave, which grew by a vector and more for every client that was visited; a round later they would
-    be of no use, because the next client's vectors lie elsewhere.
+    Client states outlive the gradients and activations that are allocated between them. glibc keeps the gaps that
+    these leave, at least one vector for every visited client, and cannot reuse them a round later, because the next
+    client's vectors lie elsewhere.
     """
     trim = _trim()
     if trim is not None and x.device.type == "cpu" and x.numel() * x.element_size() >= LARGE:

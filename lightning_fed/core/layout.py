@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Layout:
     """Where each trainable parameter lies in the flat vector ``x``.
 
-    ``x`` is the concatenation, in ``named_parameters()`` order, of the parameters with ``requires_grad``. Frozen ones
-    and buffers are not part of it. Its precision is that of the parameters, but at least float32.
+    ``x`` is the concatenation, in ``named_parameters()`` order, of the parameters with ``requires_grad``, without
+    frozen parameters and buffers. The precision of ``x`` is that of the parameters, but at least float32.
     """
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Layout:
 
     @classmethod
     def select(cls, parameters: Mapping[str, tuple[tuple[int, ...], torch.dtype]], names: Iterable[str]) -> Layout:
-        """The layout of the named parameters, in that order, of which shapes and precisions are given."""
+        """Build the layout of ``names``, in that order, from the shapes and precisions of all parameters."""
         chosen = {name: parameters[name] for name in names}
         dtype = reduce(torch.promote_types, (dtype for _, dtype in chosen.values()), torch.float32)
         return cls(tuple(chosen), tuple(shape for shape, _ in chosen.values()), dtype)
@@ -67,9 +67,9 @@ class Layout:
         return {name: part.view(shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)}
 
     def transplant(self, old: Layout, state: T, fresh: T, between: Iterable[Layout] = ()) -> T:
-        """``fresh``, a record in this layout, with what ``state``, a record in layout ``old``, knows already.
+        """Copy ``state``, a record in layout ``old``, into ``fresh``, a record in this layout; returns a new record.
 
-        A parameter that was not trained in a layout ``between`` the two begins anew, as in ``fresh``.
+        A parameter that was frozen in a layout ``between`` the two keeps its value of ``fresh``.
         """
         lasting = set(self.names).intersection(old.names, *(layout.names for layout in between))
 
@@ -97,7 +97,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether all of ``x`` is; a finite sum is quick to see and says so.
+    """Whether all entries of ``x`` are finite; tests the sum first, because a finite sum proves it in one pass.
 
     >>> [is_finite(torch.tensor(x)) for x in ([3e38, 3e38], [1.0, float("inf")], [float("nan"), 1.0])]
     [True, False, False]
@@ -118,7 +118,7 @@ def overwrite(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
 
 @torch.no_grad()
 def restore_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make the module's buffers those of ``values``; one that is not among them did not exist, and is None again."""
+    """Set the module's buffers to ``values``; a buffer not in ``values`` did not exist then and becomes None."""
     for prefix, owner in module.named_modules(remove_duplicate=False):
         for key, buffer in owner._buffers.items():
             value = values.get(f"{prefix}.{key}" if prefix else key)
@@ -129,13 +129,13 @@ def restore_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def average_buffers(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """Weighted mean of the clients' buffers; of integer and boolean ones (counters) the maximum."""
+    """Weighted mean of the clients' buffers; integer and boolean buffers are counters, so take their maximum."""
     pairs = list(weighted)
     total = sum(weight for weight, _ in pairs)
     merged = {}
     for name, first in pairs[0][1].items():
         if any(name not in buffers or buffers[name].shape != first.shape for _, buffers in pairs):
-            continue  # only some clients have it
+            continue  # only some clients have this buffer, or its shape differs between clients
         if first.is_floating_point():
             mean = TreeSum()
             for weight, buffers in pairs:

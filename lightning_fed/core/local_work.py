@@ -1,4 +1,4 @@
-"""What a visit has to do, and how well."""
+"""The local work of a visit and its tolerance."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from dataclasses import dataclass
 class Tolerance(ABC):
     r"""Local work may stop at x when :math:`r = \|\nabla\varphi(x)\|` is small enough.
 
-    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the client's question and the
-    gradient of :math:`f_i` is taken over all its data.
+    Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the objective of the local problem
+    and the gradient of :math:`f_i` is taken over all of the client's data.
     """
 
     @abstractmethod
     def limit(self, round: int, rho: float, first: float) -> float:
-        """What r may be in this round, for a question with penalty ``rho`` whose r was ``first`` at the start."""
+        """Upper bound on r in this round, for a problem with penalty ``rho`` whose r was ``first`` at the start."""
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The work of a visit, and the seed of what it draws.
+    """The work of a visit, and the seed of its random numbers.
 
     Args:
-        seed: of batches and of everything random in training.
+        seed: seed of batches and of everything random in training.
         steps: batches of a visit, or None where ``epochs`` says how many there are.
         epochs: passes over the client's data.
         tolerance: how well the local problem has to be solved; ``steps`` or ``epochs`` are then the most a visit does.
         lr_sum: planned sum of the step sizes of a visit in this round, as the weighted mean over all clients, so that
-            it is one number whoever takes part. Not a number where local steps are not plain gradient steps, and where
-            the algorithm's traits do not ask for it.
+            it does not depend on the cohort. NaN if local steps are not plain gradient steps, or if the algorithm's
+            traits do not ask for it.
     """
 
     seed: int

@@ -1,10 +1,10 @@
-"""What clients remember between rounds."""
+"""The memories of clients between rounds: state, visits, buffers, cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ ClientId = int | str
 
 @dataclass(frozen=True)
 class Cost:
-    """What a client has spent so far: bytes received and sent, local steps, and gradients over all its data.
+    """Cost of a client so far: bytes received and sent, local steps, and gradients over all its data.
 
     >>> Cost(bytes_down=8, steps=3) + Cost(bytes_down=8, bytes_up=4)
     Cost(bytes_down=16, bytes_up=4, steps=3, gradients=0)
@@ -50,19 +50,55 @@ class Memory:
 
     @property
     def summary(self) -> Summary:
-        return Summary(self.visits, self.cost)
+        """What is known of the client without its vectors."""
+        return Summary(self.visits, self.cost, layout=self.layout)
 
 
 class Summary(NamedTuple):
-    """What is known of a client without its vectors."""
+    """What is known of a client without its vectors; ``bytes`` and ``round`` of its record, where it is on disk.
+
+    >>> Summary(visits=2, cost=Cost(steps=3), bytes=8, round=5, layout=0).cost.steps
+    3
+    """
 
     visits: int
     cost: Cost
+    bytes: int = 0
+    round: int = 0
+    layout: int = 0
 
 
-#: Makes a memory of the present layout.
+class Store(Protocol):
+    """What keeps clients' memories: :class:`MemoryStore`, or on disk ``lightning_fed.store.DiskStore``."""
+
+    def __getitem__(self, cid: ClientId) -> Memory: ...
+
+    def get(self, cid: ClientId) -> Memory | None: ...
+
+    def summary(self, cid: ClientId) -> Summary | None: ...
+
+    def __iter__(self) -> Iterator[ClientId]: ...
+
+    def __len__(self) -> int: ...
+
+    def put(self, memories: Mapping[ClientId, Memory]) -> None: ...
+
+    def commit(self, round: int, memories: Mapping[ClientId, Memory]) -> None: ...
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None: ...
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None: ...
+
+    def quiesce(self) -> None: ...
+
+    def state_dict(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+#: Converts a memory to the current layout.
 Adapt = Callable[[Memory], Memory]
-#: Makes a state of its tensors and the number of their layout.
+#: Builds a state from its tensors and the number of their layout.
 Build = Callable[[Mapping[str, Tensor], int], Any]
 
 
@@ -74,8 +110,8 @@ class MemoryStore:
 
     Args:
         fresh: gives the state of round 0.
-        adapt: makes a memory of the present layout from one of an older layout, when it is read.
-        build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
+        adapt: converts a memory of an older layout to the current layout, when it is read.
+        build: builds a state from its tensors and the number of their layout; by default a state like ``fresh()``.
 
     >>> store = MemoryStore(fresh=lambda: "x0")
     >>> store["a"].state, store["a"].visits, len(store)
@@ -112,7 +148,24 @@ class MemoryStore:
         return len(self._memories)
 
     def put(self, memories: Mapping[ClientId, Memory]) -> None:
+        """Replace the memories of these clients."""
         self._memories.update(memories)
+
+    def commit(self, round: int, memories: Mapping[ClientId, Memory]) -> None:
+        """Replace the memories of the clients that took part in a round."""
+        self.put(memories)
+
+    def prefetch(self, cids: Iterable[ClientId]) -> None:
+        """Read these memories ahead: nothing to do in RAM."""
+
+    def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
+        """Write a memory ahead of its commit: nothing to do in RAM."""
+
+    def quiesce(self) -> None:
+        """Finish what is written in the background: nothing to do in RAM."""
+
+    def close(self) -> None:
+        """Release what the store holds: nothing to do in RAM."""
 
     def state_dict(self) -> dict[ClientId, dict[str, Any]]:
         """Plain tensors and numbers, on the CPU."""

@@ -1,4 +1,4 @@
-"""What travels between server and clients in a round."""
+"""The messages between server and clients in a round, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MessageT = TypeVar("MessageT")
 
 @record
 class Broadcast:
-    """What most algorithms send down: the model."""
+    """The server's message to clients; for most algorithms the model alone."""
 
     x_bar: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Reply(Generic[ClientT, MessageT]):
-    """A client's answer: what it will remember, what it sends, and its local model ``x_i``.
+    """A client's reply: its new state, its message to the server, and its local model ``x_i``.
 
-    ``bytes_up`` is what sending it takes, where that is less than the message as it is. A reply that has not
-    ``arrived`` counts nowhere: the server does without it, and the client forgets it. ``gradients`` is how often it
-    took a gradient over all of its data.
+    ``bytes_up`` is the size of the encoded message; None means the size of its tensors. A reply that has not
+    ``arrived`` is dropped: the server does not sum its message, and the client keeps its old state. ``gradients``
+    counts the gradients that the client took over all of its data.
     """
 
     state: ClientT
@@ -43,7 +43,7 @@ class Reply(Generic[ClientT, MessageT]):
 
 @dataclass(frozen=True, eq=False)
 class Total(Generic[MessageT]):
-    """Sum of ``weight_i * message_i`` over those who answered.
+    """Sum of ``weight_i * message_i`` over the clients whose replies arrived.
 
     ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients.
     """
@@ -56,7 +56,7 @@ class Total(Generic[MessageT]):
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """The answers of several clients, with their messages and models (m, d) stacked."""
+    """The replies of several clients, with their messages and models stacked (m, d)."""
 
     states: Sequence[Any]
     message: Any
@@ -81,7 +81,7 @@ class Replies:
         )
 
     def apart(self) -> Iterator[Reply[Any, Any]]:
-        """One by one."""
+        """Yield the replies one by one."""
         for i, state in enumerate(self.states):
             message = tree_map(lambda leaf, i=i: leaf[i], self.message)
             counts = self.losses[i], self.steps[i], self.bytes_up[i], self.arrived[i], self.gradients[i]

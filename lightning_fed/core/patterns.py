@@ -1,4 +1,4 @@
-"""Choosing parameters by name."""
+"""Choose parameters by patterns of their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 
 def check_patterns(owner: object, on: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    """``on`` as it is kept: None for all parameters, a pattern, or a tuple of them."""
+    """Validate ``on`` and return it hashable: None for all parameters, a pattern, or a tuple of patterns."""
     if on is None or (isinstance(on, str) and on):
         return on
     if isinstance(on, (list, tuple)) and on and all(isinstance(pattern, str) and pattern for pattern in on):
@@ -19,7 +19,7 @@ def check_patterns(owner: object, on: str | Sequence[str] | None) -> str | tuple
 
 
 def matching(owner: object, on: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The names that match a pattern of ``on`` and none of those that begin with ``!``; each pattern must be of use.
+    """Return the names that match a pattern of ``on`` and no pattern after ``!``; raise if a pattern matches no name.
 
     >>> matching(None, ["*.weight", "!norm.*"], ["conv.weight", "conv.bias", "norm.weight"])
     ('conv.weight',)

@@ -1,4 +1,4 @@
-"""The one problem that every algorithm asks clients to solve, and its solution."""
+"""The local problem that every algorithm asks clients to solve, and its solution."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
-#: A point and a length, to another point; such as ``g.prox``.
+#: Maps a point and a step size to another point; ``g.prox`` is one.
 StepMap = Callable[[Tensor, float], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a client is asked to minimise beside its loss: ``<linear, x> + rho/2 |x - center|^2``; None is zero."""
+    """The terms that the local problem adds to the loss: ``<linear, x> + rho/2 |x - center|^2``; None is zero."""
 
     linear: Tensor | None = None
     rho: float = 0.0
@@ -22,27 +22,27 @@ class Question:
 
     @property
     def constant(self) -> Tensor | None:
-        """The part of its gradient that does not depend on x."""
+        """The part of the terms' gradient that does not depend on x."""
         if not self.rho or self.center is None:
             return self.linear
         return -self.rho * self.center if self.linear is None else self.linear - self.rho * self.center
 
     @property
     def pull(self) -> Tensor | None:
-        """The point that all of it draws x to; without a penalty there is none, and this is the linear term."""
+        """The minimiser ``center - linear / rho`` of the terms; without a penalty there is none: the linear term."""
         if not self.rho or self.linear is None:
             return self.center if self.rho else self.linear
         return self.linear / -self.rho if self.center is None else self.center.sub(self.linear, alpha=1 / self.rho)
 
     def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
-        """The gradient of the whole at ``x``, where that of the loss is ``slope``."""
+        """The gradient of the local problem's objective at ``x``, where the loss has gradient ``slope``."""
         total = slope if self.linear is None else slope + self.linear
         return total + self.rho * (x if self.center is None else x - self.center) if self.rho else total
 
 
 @dataclass(frozen=True, eq=False)
 class LocalProblem:
-    """A question, where to start, and how the steps towards its answer are taken: see :meth:`Local.solve`."""
+    """A local problem: added terms, start, and how local steps are taken. :meth:`Local.solve` explains the fields."""
 
     start: Tensor
     question: Question
@@ -53,22 +53,22 @@ class LocalProblem:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether points are mapped between steps, so that the answer is no minimiser of the question."""
+        """Whether points are mapped between steps, so that the solution does not minimise the objective."""
         return self.after_step is not None or self.evaluate_at is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether all steps are gradient steps on the question, and nothing else."""
+        """Whether all local steps are unmodified gradient steps on the objective."""
         return not self.is_mapped and self.work == 1 and self.estimate is None
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Answer to the question: the point ``x``, the mean plain loss met on the way, and the steps taken.
+    """Solution of a local problem: the point ``x``, the mean loss f_i over the local steps, and their number.
 
-    ``lr_sum`` is the sum of their step sizes, known where they are plain gradient steps; ``estimate`` that of the
-    gradient of f_i at ``x``, where one was asked for. Under a tolerance, ``residual`` is the norm of the question's
-    gradient at ``x``, and ``reached`` whether it is small enough.
+    ``lr_sum`` is the sum of the step sizes, known for plain gradient steps; ``estimate`` the final estimate of the
+    gradient of f_i, if the problem has one. Under a tolerance, ``residual`` is the norm of the objective's gradient
+    at ``x``, and ``reached`` tells whether ``residual`` is within the tolerance.
     """
 
     x: Tensor
@@ -81,7 +81,7 @@ class Solution:
 
 
 class Local(ABC):
-    """Solves the one problem that every algorithm asks: a module and its data, a closed form, a stack of clients."""
+    """Solves local problems: for a module and its data, in closed form, or for a stack of clients."""
 
     def solve(
         self,
@@ -97,18 +97,18 @@ class Local(ABC):
     ) -> Solution:
         """Approximate ``argmin_x f_i(x) + <linear, x> + rho/2 |x - center|^2`` from ``start``; None counts as zero.
 
-        First-order solvers may be asked for more: ``after_step(x, lr)`` takes the place of x after every step of
-        length lr, and gradients are taken at ``evaluate_at(x, elapsed)``, with the sum of the step sizes so far.
-        ``work`` is the share of its local steps or epochs that a client gets done, one at least. With an ``estimate`` v
-        of the gradient at ``start``, steps are taken along v in the place of their batch's gradient, and each changes
-        it by the difference of the batch's gradients at its two ends: ``v + grad f_i(x; B) - grad f_i(x_before; B)``.
+        First-order solvers accept more: ``after_step(x, lr)`` replaces x after every step of size lr, and gradients
+        are taken at ``evaluate_at(x, elapsed)``, where ``elapsed`` is the sum of the step sizes so far. ``work`` is
+        the fraction of local steps or epochs that the client does, at least one. With an ``estimate`` v of the gradient
+        at ``start``, steps go along v instead of their batch's gradient, and each step updates v by the difference of
+        the batch's gradients at its two ends: ``v + grad f_i(x; B) - grad f_i(x_before; B)``.
         """
         question = Question(linear, rho, center)
         return self.answer(LocalProblem(start, question, after_step, evaluate_at, work, estimate))
 
     @abstractmethod
     def answer(self, problem: LocalProblem) -> Solution:
-        """Solve a problem."""
+        """Solve a local problem."""
 
     @abstractmethod
     def gradient(self, x: Tensor) -> Tensor:
@@ -116,4 +116,4 @@ class Local(ABC):
 
     @abstractmethod
     def rng(self, purpose: str) -> Generator:
-        """A stream of its own, drawn from (seed, round, client, purpose)."""
+        """A random generator of its own for each (seed, round, client, purpose)."""

@@ -1,4 +1,4 @@
-"""What every ``g`` is."""
+"""The interface of every ``g``: its value and its prox."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Prox(ABC):
 
     @property
     def constrained(self) -> bool:
-        """Whether ``g`` is infinite somewhere: an indicator is a part of it."""
+        """Whether ``g`` is infinite somewhere: it is an indicator or contains one."""
         return self.indicator
 
     @abstractmethod
@@ -42,11 +42,11 @@ class Prox(ABC):
         """The minimiser of :math:`g(x) + |x - v|^2 / (2t)`; for ``t = 0`` the nearest point where ``g`` is finite."""
 
     def finite(self, x: Tensor) -> Tensor:
-        """:math:`g(x)` without its constraints, which may be reported beside it: finite everywhere."""
+        """:math:`g(x)` without its indicators: finite everywhere, so that it can be logged."""
         return x.new_zeros(x.shape[:-1]) if self.indicator else self(x)
 
     def bind(self, layout: Layout) -> Prox:
-        """The same ``g`` (equal, and printed alike), which now knows where each parameter lies in the flat vector."""
+        """Return the same ``g`` (equal, with the same repr), bound to where parameters lie in the flat vector."""
         return self
 
     def acts_on(self, layout: Layout) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Prox(ABC):
 
 @dataclass(frozen=True, eq=False)
 class WithTensors:
-    """Equality and hash of a dataclass some of whose fields are tensors."""
+    """Mixin: equality and hash, by value, of a dataclass with tensor fields."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, WithTensors) and self._plain() == other._plain()
@@ -70,7 +70,7 @@ class WithTensors:
 
 
 def float64(value: Tensor | Sequence[Sequence[float]] | Sequence[float] | float) -> Tensor:
-    """A copy of ``value`` as a tensor; decimal numbers keep their digits."""
+    """Copy ``value`` to a float64 tensor on the CPU, so that decimal numbers keep their digits."""
     return torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
 
 
@@ -90,7 +90,7 @@ def outside(x: Tensor, nearest: Tensor) -> Tensor:
 def needs_layout(g: Prox) -> ValueError:
     name = type(g).__name__
     return ValueError(
-        f"{name} needs the module's parameters, their names and shapes, to know what it acts on. It is bound by"
+        f"{name} needs the module's parameters, their names and shapes, to select those it acts on. It is bound by"
         " FederatedServer; in simulate use bind(...) yourself: g.bind(Layout.of(module)), Layout from"
         " lightning_fed.core.layout."
     )
@@ -103,7 +103,7 @@ def check_strength(g: object, c: float, name: str = "c") -> None:
 
 
 def check_parts(g: object, parts: Sequence[Prox]) -> tuple[Prox, ...]:
-    """The parts that ``g`` is made of; refuse what is no Prox."""
+    """Return the parts of a composite ``g`` as a tuple; refuse a part that is not a Prox."""
     if isinstance(parts, (str, Prox)) or not parts or not all(isinstance(part, Prox) for part in parts):
         raise TypeError(f"{type(g).__name__} is made of one Prox or more, such as L1(1e-4), got {parts!r}.")
     return tuple(parts)

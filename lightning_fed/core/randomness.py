@@ -1,4 +1,4 @@
-"""All randomness derives from keys such as (seed, round, client, local epoch), never from what ran before."""
+"""Derive all randomness from keys such as (seed, round, client, local epoch), never from earlier draws."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def derive_seed(*key: int | str) -> int:
 
 
 def plain_key(key: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The key with Python's own integers, by whose text it is hashed."""
-    return tuple(part if isinstance(part, str) else index(part) for part in key)  # numpy's integers print otherwise
+    """Convert the key's integers to Python integers: the key's text is hashed, and numpy integers print otherwise."""
+    return tuple(part if isinstance(part, str) else index(part) for part in key)
 
 
 def _seed(text: bytes) -> int:
@@ -45,11 +45,11 @@ def _has_accelerator() -> bool:
 
 
 def seed_global(*key: int | str) -> None:
-    """Seed torch (all devices), numpy and random: whatever a module draws next is a function of ``key``."""
+    """Seed torch (all devices), numpy and random, so that a module's next draws are a function of ``key``."""
     seed = derive_seed(*key)
     if _has_accelerator():
         torch.manual_seed(seed)
-    else:  # where there is none, torch keeps a note with the whole stack, for the day when there will be, at every call
+    else:  # torch.manual_seed would queue a call with a stack trace for a CUDA start that never comes; that is slow
         torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

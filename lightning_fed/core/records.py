@@ -32,9 +32,9 @@ def record(cls: type[T]) -> type[T]:
 
 
 def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
-    """A record of ``function`` of the tensors of records of the same shape.
+    """Apply ``function`` to the corresponding tensors of records of the same shape; returns such a record.
 
-    Torch's own tree map knows more kinds of trees; thousands of clients make its speed matter.
+    Torch's tree map handles more kinds of trees, but is too slow for thousands of clients; only other trees go to it.
     """
     if isinstance(tree, Tensor):
         mapped: T = function(tree, *others)
@@ -48,10 +48,10 @@ def tree_map(function: Callable[..., Any], tree: T, *others: T) -> T:
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in the precision sums are kept in: float64, so that a sum of thousands of deltas does not drift."""
+    """Convert ``x`` to float64, the precision of sums, so that a sum of thousands of deltas does not drift."""
     return x if x.device.type == "mps" else x.double()
 
 
 def num_bytes(tree: object) -> int:
-    """Bytes a record takes on the wire: scalars times their size."""
+    """Bytes that a record takes when sent: number of entries times their size."""
     return sum(t.numel() * t.element_size() for t in pytree.tree_leaves(tree) if isinstance(t, Tensor))

@@ -19,7 +19,7 @@ Step = Callable[..., Reply[Any, Any]]
 
 
 class Engine(Protocol):
-    """Asks clients; replies, of one or of several of them, come back in the order of the cohort."""
+    """Asks the clients of a cohort and yields their replies, single or stacked, in the order of the cohort."""
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
@@ -28,7 +28,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a round would change. Nothing has moved yet: server and clients are committed together, by the caller."""
+    """The changes of a round, not yet applied: the caller commits server and clients together."""
 
     server: Any
     states: dict[ClientId, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def cost(self) -> Cost:
-        """What all clients have spent together."""
+        """Total cost of all clients."""
         return Cost.sum(self.costs.values())
 
     @property
@@ -110,7 +110,7 @@ def _exchange(
 
 
 class _Gathered:
-    """The replies of an exchange, in the order of the cohort: their sum, and what each client has become."""
+    """The replies of an exchange, in the order of the cohort: their sum, and each client's new state."""
 
     def __init__(
         self, before: Outcome, cohort: Sequence[ClientId], weights: Mapping[ClientId, float], bytes_down: int
@@ -144,7 +144,7 @@ class _Gathered:
         outcome, before, loss = self.outcome, self.before, part.losses[i]
         self.arrived.append(cid)
         outcome.states[cid] = part.states[i]
-        idle = not part.steps[i] and cid in before.local_models  # only asked for something: its model is the one before
+        idle = not part.steps[i] and cid in before.local_models  # an exchange without local steps keeps the model
         outcome.local_models[cid] = before.local_models[cid] if idle else model
         outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
 

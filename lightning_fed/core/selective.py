@@ -1,4 +1,4 @@
-"""A ``g`` of chosen parameters of a module only."""
+"""A ``g`` that acts only on chosen parameters of a module."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Selective(Prox):
     """A ``g`` of the parameters whose names match ``on``: together (``scope="global"``), or the sum over each of them.
 
     Subclasses write ``value`` and ``shrink`` for one array, and have ``on`` and perhaps ``scope`` among their fields.
-    Other parameters are left alone and do not count.
+    Other parameters do not enter the value, and the prox does not change them.
     """
 
     on: Patterns = None
@@ -66,7 +66,7 @@ class Selective(Prox):
         return (math.prod(shape),)
 
     def __post_init__(self) -> None:
-        if (on := check_patterns(self, self.on)) is not None:  # of a g without the field, None is the class's
+        if (on := check_patterns(self, self.on)) is not None:  # a subclass without the field has None from the class
             object.__setattr__(self, "on", on)
         one_of(self, "scope", ("global", "per_tensor"))
 
@@ -109,7 +109,7 @@ class Selective(Prox):
 
     @property
     def whole(self) -> bool:
-        """Whether ``g`` acts on the whole vector, so that it need not know the parameters."""
+        """Whether ``g`` acts on the whole vector as one array, so that it needs no layout."""
         return self.on is None and self.scope == "global"
 
     def _bound(self, x: Tensor) -> tuple[Block, ...]:

@@ -14,8 +14,9 @@ from lightning_fed.core.records import tree_map, wide
 class TreeSum:
     """The weighted sum of messages by position, in float64, by a fixed binary tree.
 
-    Positions 2j and 2j + 1 are added first, then pairs of pairs, and so on; what lacks a partner moves up as it is. The
-    tree depends on positions alone, so that messages may be summed one by one, in stacks, or in other processes.
+    Positions 2j and 2j + 1 are added first, then pairs of pairs, and so on; a node without a partner moves up
+    unchanged. The tree depends on positions alone, so that messages may be summed one by one, in stacks, or in
+    other processes.
 
     >>> total = TreeSum()
     >>> total.add(torch.tensor([[1e16], [1.0]]), [1.0, 1.0])
@@ -29,7 +30,7 @@ class TreeSum:
         self._nodes: list[tuple[int, Any]] = []  # sums of 2**level messages each, from left to right
 
     def add(self, stacked: Any, weights: Sequence[float | None]) -> None:
-        """The messages of the next positions, stacked (k, ...); one without a weight counts as zero, whatever it is."""
+        """Add the messages of the next positions, stacked (k, ...); a message with weight None counts as zero."""
         first = 0
         while first < len(weights):
             size = _largest_block(self._count, len(weights) - first)
@@ -44,7 +45,7 @@ class TreeSum:
         self._nodes.append((level, node))
 
     def value(self) -> Any:
-        """The sum of all positions, of which there must be one."""
+        """The sum over all positions; needs at least one position."""
         (_, total), *rest = reversed(self._nodes)
         for _, node in rest:
             total = tree_map(torch.add, node, total)
@@ -52,13 +53,13 @@ class TreeSum:
 
 
 def _largest_block(position: int, room: int) -> int:
-    """The most positions, a power of two, that form one node of the tree from this position on."""
+    """The largest number of positions, a power of two, that form one node of the tree starting at ``position``."""
     most = 1 << (room.bit_length() - 1)
     return min(most, position & -position) if position else most
 
 
 def _pairwise(rows: Tensor, weights: Sequence[float | None]) -> Tensor:
-    """The weighted sum of 2**level rows; products are rounded before they are added, on every machine."""
+    """The weighted sum of 2**level rows; rounds products before adding, as not every machine has fused multiply-add."""
     if len(rows) == 1:
         return torch.zeros_like(wide(rows[0])) if weights[0] is None else wide(rows[0]) * weights[0]
     factors = wide(rows).new_tensor([0.0 if weight is None else weight for weight in weights])

@@ -1,4 +1,4 @@
-"""Refusing wrong arguments, each kind in one place: messages name the class, the argument, the value, the way out."""
+"""Refuse wrong arguments, each kind in one place: messages name the class, the argument, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: 
 
 
 def whole(owner: object, name: str, minimum: int | None = None, *, optional: bool = False) -> None:
-    """Refuse an attribute that is not a whole number, or is below ``minimum``; None is one where it is ``optional``."""
+    """Refuse an attribute that is not a whole number, or is below ``minimum``; ``optional`` allows None."""
     value = getattr(owner, name)
     if value is None and optional:
         return

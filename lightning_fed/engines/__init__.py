@@ -1,4 +1,4 @@
-"""Ways to ask a cohort: one client after another, through Lightning's own optimisation loops."""
+"""Engines ask the clients of a cohort: one after another, in worker processes, or as a stack."""
 
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine
 

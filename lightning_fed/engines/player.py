@@ -30,10 +30,10 @@ Buffers = Literal["average", "server", "local"]
 
 @dataclass(frozen=True, eq=False)
 class RoundSettings:
-    """How rounds are played.
+    """Settings of the rounds of a fit.
 
     Args:
-        work: of a visit.
+        work: local work of a visit.
         sampler: draws cohorts.
         buffers: ``average`` them over the cohort, keep those of the ``server``, or let clients keep their own.
         restart_schedulers: start schedulers by step anew in every visit.
@@ -48,7 +48,7 @@ class RoundSettings:
 class RoundPlayer:
     """Plays rounds of a federation in a trainer's module.
 
-    ``workspace`` is the server's side of a round while it is being played, None between rounds.
+    ``workspace`` is the server's snapshot while a round is played, None between rounds.
     """
 
     def __init__(self, trainer: pl.Trainer, federation: Federation, settings: RoundSettings, choice: Choice) -> None:
@@ -59,11 +59,11 @@ class RoundPlayer:
         self._frozen: Mapping[str, Tensor] = {}  # copies of frozen parameters
 
     def begin_fit(self, settings: RoundSettings) -> None:
-        """Plan visits anew: data, limits and the global seed may be others in this fit."""
+        """Plan visits again, because data, limits and the global seed may differ in this fit."""
         self.settings, self._step_sizes = settings, None
 
     def play(self, cohort: Sequence[ClientId]) -> Outcome:
-        """Play and commit a round; whatever happens, the module ends up with the server's last committed model."""
+        """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation, before = self.federation, self.federation.rounds_done
         workspace = self.workspace = Workspace(self.trainer, self._frozen)
         self._frozen = workspace.state.frozen
@@ -84,19 +84,20 @@ class RoundPlayer:
         return outcome
 
     def show_server(self) -> None:
-        """Make the module hold the server's model."""
+        """Load the server's model into the module."""
         federation = self.federation
         overwrite(parameters_of(self.trainer.lightning_module), federation.layout.split(federation.server.x_bar))
 
     def _ask(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
-        """Ask the cohort, and warn of what its visits did to the module."""
+        """Ask the cohort, and warn of changes that its visits made to attributes of the module."""
         workspace = alone.workspace
         engine = self._choice.engine(alone, self._setting(), cohort)
         work = self.settings.work
         if self.federation.algorithm.traits.plans_steps:
             work = replace(work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
+        kept = None if self.settings.buffers != "local" else lambda cid: alone.left[cid].state
         with saving_the_server(self.trainer, workspace):
-            outcome = self.federation.play(cohort, engine, work)
+            outcome = self.federation.play(cohort, engine, work, kept)
         self._warnings.dropped(workspace, alone.left.values())
         self._warnings.drew(alone.drew)
         return outcome
@@ -114,19 +115,19 @@ class RoundPlayer:
         return Setting(examples, size, cohort, settings.work, settings.buffers == "local")
 
     def _averaged(self, outcome: Outcome, alone: SequentialEngine) -> tuple[Outcome, dict[str, Tensor] | None]:
-        """The outcome with the bytes of buffers, and their average; None where the server keeps its own."""
+        """Add the bytes of buffers to the outcome, and average them; None if buffers are not averaged."""
         if self.settings.buffers != "average":
             return outcome, None
         return with_average(self.federation, outcome, alone.workspace, alone.left)
 
     def _advanced(self, alone: SequentialEngine) -> tuple[Schedule, int]:
-        """Where schedules stand after the round, and by how much local time advances; a full start is no round."""
+        """Schedules after the round, and steps by which local time advances; 0 for a full start, which is no round."""
         if not self.federation.started:
             return alone.workspace.schedule, 0
         return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
 
     def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
-        """Restore the module as the server has it now."""
+        """Restore the module to the server's state."""
         workspace = alone.workspace
         if committed:
             workspace.schedule = schedule

@@ -1,4 +1,4 @@
-"""Which engine plays the rounds of a fit, and why."""
+"""Choose the engine that plays the rounds of a fit, and log why."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from lightning_fed.trainer.declarations import declares, undeclared
 from lightning_fed.trainer.eligibility import why_not_stacked, why_not_workers
 from lightning_fed.trainer.module_state import Attributes
 
-#: C code pays if it saves more seconds than this: it takes one to compile.
+#: Minimum number of seconds that C code has to save; compiling takes about one second.
 C_SECONDS = 2
-#: What it saves of a step of a stack: calls of operators, for the arithmetic takes as long as before.
+#: Seconds that C code saves per step of a stack: the calls of operators; arithmetic takes as long as before.
 SAVED_SECONDS = 1e-4
-#: Steps in a round from which on it pays to record steps on short batches of one size.
+#: Minimum number of steps per round for which steps on short batches of one size are recorded.
 FREQUENT = 10
-#: Rounds that are reckoned with. Not those of the run: one that is resumed for more rounds has to have the same bits.
+#: Assumed number of rounds. Not that of the run, because a run resumed for more rounds must choose the same engine.
 ROUNDS = 100
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What decides about the engine of a federation.
+    """Settings of a federation from which its engine is chosen.
 
     Args:
         examples: numbers of samples by client.
-        batch_size: of training batches.
-        cohort: expected number of clients in a round. That of the first one would make a resumed run decide otherwise.
-        work: of a visit.
-        keeps_buffers: whether clients keep buffers of their own.
+        batch_size: number of samples of a training batch.
+        cohort: expected number of clients in a round; the size of one cohort would let a resumed run choose otherwise.
+        work: local work of a visit.
+        keeps_buffers: whether clients keep their own buffers.
     """
 
     examples: Mapping[ClientId, int]
@@ -65,11 +65,11 @@ class Setting:
 
 
 def steps_by_kind(trainer: pl.Trainer, setting: Setting) -> dict[tuple[int, Hashable], float]:
-    """How many local steps a round is expected to have on batches of each size and kind of samples."""
+    """Expected number of local steps per round on batches of each size and kind of samples."""
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     clients: Counter[tuple[int, Hashable]] = Counter()  # by number and kind of their samples
     for cid in data.client_ids:
-        if (memory := in_memory(data.client_dataset(cid))) is not None:  # others are told later, and by name
+        if (memory := in_memory(data.client_dataset(cid))) is not None:  # Plan.all_of refuses other data by client name
             tensors, rows, _ = memory
             clients[len(tensors[0] if rows is None else rows), kind_of(tensors)] += 1
     found: Counter[tuple[int, Hashable]] = Counter()
@@ -82,7 +82,7 @@ def steps_by_kind(trainer: pl.Trainer, setting: Setting) -> dict[tuple[int, Hash
 
 
 def not_worth_it(trainer: pl.Trainer, setting: Setting, steps: Mapping[tuple[int, Hashable], float]) -> str | None:
-    """Why ``auto`` does not stack clients: it would not be faster, or the module does not say that it is right."""
+    """Why ``auto`` does not stack clients: stacking is not faster, or the module does not declare it valid."""
     if setting.cohort < 2:
         return "a round has one client"
     recorded = sum(count for kind, count in steps.items() if kind[0] == setting.full_batch or count >= FREQUENT)
@@ -95,12 +95,12 @@ def not_worth_it(trainer: pl.Trainer, setting: Setting, steps: Mapping[tuple[int
 
 
 class Choice:
-    """Decides once per model and its settings, and stays with it, so that equal runs do equal things.
+    """Chooses the engine once per model and settings, and keeps the choice, so that equal runs compute equal bits.
 
     Args:
-        asked: ``auto``, ``sequential`` or ``vectorized``; what was asked for by name and is impossible is an error.
-        compile: whether stacked steps are written in C; ``auto`` where rounds are long enough to pay for it.
-        workers: processes for clients that are trained one by one, threads for those whose steps are written in C.
+        asked: ``auto``, ``sequential`` or ``vectorized``; raises if an engine asked for by name is impossible.
+        compile: whether stacked steps run in C; ``auto`` if rounds are long enough to save the time of compiling.
+        workers: number of processes for clients that are trained one by one, or of threads for steps in C.
     """
 
     def __init__(self, asked: str, compile: bool | Literal["auto"], workers: int) -> None:
@@ -108,7 +108,7 @@ class Choice:
         self._decided: tuple[Layout, Attributes | None, StackedLocal | None] | None = None
 
     def engine(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> Engine:
-        """The engine of a round; ``alone`` asks one client after another."""
+        """Return the engine of a round; ``alone`` is the engine that asks one client after another."""
         trainer = alone.loop.trainer
         if not cohort:
             return alone
@@ -126,9 +126,10 @@ class Choice:
         warnings.warn(f"Clients are trained in this process from here on: {reason}.", stacklevel=2)
 
     def _stacked(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
-        """The solver of a stack of clients; None if clients are trained one by one.
+        """Return the solver of a stack of clients; None if clients are trained one by one.
 
-        Decided anew for another layout, or when settings of a stacked module have changed: its steps freeze them.
+        Decides again for another layout, or if attributes of a stacked module changed, because recorded steps freeze
+        attributes.
         """
         decided = self._decided
         if decided is None or decided[0] != alone.layout or (decided[1] is not None and decided[1].first_change()):
@@ -136,7 +137,7 @@ class Choice:
             attributes = None if stacked is None else Attributes(alone.loop.trainer.lightning_module)
             self._decided = alone.layout, attributes, stacked
         elif (stacked := decided[2]) is not None and not stacked.given_up and (reason := _refusal(alone, setting)):
-            stacked.give_up(UnfitError(reason))  # a callback has changed the trainer since it was decided
+            stacked.give_up(UnfitError(reason))  # a callback has changed the trainer since the decision
         return None if stacked is None or stacked.given_up else stacked
 
     def _decide(self, alone: SequentialEngine, setting: Setting, cohort: Sequence[ClientId]) -> StackedLocal | None:
@@ -165,7 +166,7 @@ class Choice:
         return stacked
 
     def _saved_by_c(self, setting: Setting) -> float:
-        """Seconds that C code should save in many rounds, by settings: a clock would make equal runs differ."""
+        """Estimate the seconds that C code saves, from settings: measured times would make equal runs differ."""
         if self.compile != "auto":
             return math.inf if self.compile else 0
         steps = ROUNDS * (setting.work.steps or setting.work.epochs or 1)

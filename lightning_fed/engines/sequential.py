@@ -20,7 +20,7 @@ from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.remedies import remedy_for
 
 if TYPE_CHECKING:
-    from lightning_fed.core.memory import MemoryStore
+    from lightning_fed.core.memory import Store
 
 
 class ClientError(RuntimeError):
@@ -36,12 +36,12 @@ class SequentialEngine:
 
     Args:
         loop: runs local work.
-        workspace: the server's side, restored before each visit.
+        workspace: the server's snapshot, restored before each visit.
         layout: order of the parameters in ``x``.
         round: number of the round, for randomness and messages.
-        kept: the store whose clients keep their own buffers, or None where they get the server's.
+        kept: the store with the clients' own buffers, or None if clients get the server's buffers.
 
-    ``left`` has what the last visit of each client with local steps left behind, ``joined`` what all of them appended
+    ``left`` has the changes of each client's last visit with local steps, ``joined`` the entries that visits appended
     to lists of the module, in the order of the cohort.
     """
 
@@ -51,40 +51,40 @@ class SequentialEngine:
         workspace: Workspace,
         layout: Layout,
         round: int,
-        kept: MemoryStore | None = None,
+        kept: Store | None = None,
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
         self.kept = kept
         self.left: dict[ClientId, Left] = {}
-        self.drew: ClientId | None = None  # a client whose data drew from a generator of their own
+        self.drew: ClientId | None = None  # first client whose data drew from their own random generator
         self.joined: list[Mapping[int, list[Any]]] = []
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Reply[Any, Any]]:
-        # one by one also in memory: a state is fetched when its visit begins
+        # states is lazy: fetching a state when its visit begins keeps one state in memory at a time
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             yield self.visit(step, state, down, Visit(self.round, cid, position, len(cohort)))
 
     def visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
-        """One client's answer, of which callbacks are told."""
+        """Return one client's reply, and notify callbacks."""
         self.prepare(visit)
         given: list[str] = []
         if listening(self.loop.trainer, "on_client_start"):
             notify(self.loop.trainer, "on_client_start", visit)
-            given = self.workspace.state.attributes.changes().names  # by a callback, for this visit
+            given = self.workspace.state.attributes.changes().names  # set by a callback, so not a change of the visit
         reply = self.answer(step, state, down, visit, given)
         notify(self.loop.trainer, "on_client_end", visit, reply)
         return reply
 
     def prepare(self, visit: Visit) -> None:
-        """Make the module what it was at the beginning of the round, with buffers of the client's own if it has any."""
+        """Restore the module to the beginning of the round, with the client's own buffers if it has any."""
         self.workspace.reset(self._own_state(visit.client))
 
     def answer(
         self, step: Step, state: Any, down: Broadcast, visit: Visit, given: Sequence[str] = ()
     ) -> Reply[Any, Any]:
-        """One client's answer; errors name it. ``given`` are attributes that were set for this visit."""
+        """Return one client's reply; errors name the client. ``given`` are attributes that a callback set."""
         data: Any = self.loop.trainer.datamodule  # type: ignore[attr-defined]
         cid, streams = visit.client, streams_of(data, visit.client)
         with self.naming(cid):
@@ -97,17 +97,17 @@ class SequentialEngine:
         return reply
 
     def take(self, cid: ClientId, reply: Reply[Any, Any], left: Left) -> None:
-        """Note what a visit left behind."""
-        if reply.steps or cid not in self.left:  # a round may ask twice, once without local steps
+        """Note the changes that a visit left."""
+        if reply.steps or cid not in self.left:  # keep those of the exchange with local steps
             self.left[cid] = left
         self.joined.append(left.changes.appended)
 
     @contextmanager
     def naming(self, cid: ClientId) -> Iterator[None]:
-        """Errors in here are this client's."""
+        """Add the round and the client's name to errors inside a with block."""
         try:
             yield
-        except Exception as error:  # a user's step may raise anything; it is raised again with the client's name
+        except Exception as error:  # a user's step may raise any error; it is raised again with the client's name
             kind = DivergenceError if isinstance(error, FloatingPointError) else ClientError
             raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy_for(error)}") from error
 
@@ -137,5 +137,5 @@ class SequentialEngine:
         )
 
     def where(self, cid: ClientId) -> str:
-        """How messages begin."""
+        """The round and the client, for the beginning of messages."""
         return f"round {self.round}, client {cid!r}"

@@ -24,14 +24,14 @@ from lightning_fed.trainer.hooks import Visit, listening, notify, reading
 
 
 class _AskedError(Exception):
-    """A client's step has come to a problem that is not solved yet."""
+    """Interrupts a client's step that asks for the solution of a new problem."""
 
     def __init__(self, asked: LocalProblem) -> None:
         self.asked = asked
 
 
 class _Talk(Local):
-    """Re-runs one client's step with cached answers until it returns; steps are pure functions."""
+    """Re-runs one client's step with cached solutions until it returns, which is valid because steps are pure."""
 
     def __init__(self, alone: ModuleLocal, workspace: Workspace) -> None:
         self.alone, self.workspace = alone, workspace
@@ -51,7 +51,7 @@ class _Talk(Local):
             self.alone.visit.work = problem.work
             if problem.estimate is None:
                 raise _AskedError(problem)
-            self.workspace.reset()  # every step looks at its batch twice: no stack does that
+            self.workspace.reset()  # solve alone: with an estimate, each step takes two gradients, which stacks do not
             self.answers.append(self.alone.answer(problem))
         self._heard += 1
         return self.answers[self._heard - 1]
@@ -70,7 +70,7 @@ class VectorizedEngine:
     """Asks many clients at once: their local steps are steps of one stack of parameters.
 
     Args:
-        alone: asks clients one by one: what they do apart from local steps, and whatever cannot be stacked after all.
+        alone: asks clients one by one, for gradients over all data and if a stack fails.
         stacked: solves the problems of a stack.
     """
 
@@ -92,25 +92,25 @@ class VectorizedEngine:
         return self.alone.loop.trainer
 
     def _ask(self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]) -> Iterator[Replies]:
-        self.alone.workspace.reset()  # the visits of a stack before may have left a client's model in the module
+        self.alone.workspace.reset()  # visits of the stack before may have left a client's model in the module
         try:
             replies, logs = self._together(step, states, down, visits)
         except ClientError:
             raise
-        except Exception as error:  # a user's step may raise anything; one by one it is raised with a name
+        except Exception as error:  # a user's step may raise any error; one by one it is raised with the client's name
             for state, visit in zip(states, visits, strict=True):
                 yield Replies.of(self.alone.visit(step, state, down, visit))
             self.stacked.give_up(error)
             return
         for each in logs:
             each.replay(self.trainer)
-        for visit in visits:  # steps of a stack change nothing but parameters
+        for visit in visits:  # steps of a stack run on a copy of the module, so they change only parameters
             self.alone.left[visit.client] = self.alone.workspace.unchanged
         self._show(visits, replies)
         yield replies
 
     def _show(self, visits: list[Visit], replies: Replies) -> None:
-        """Tell callbacks of the clients' ends; the module holds a client's model, where somebody could look at it."""
+        """Notify callbacks of the ends of visits; load each client's model if a callback may read the module."""
         listeners = listening(self.trainer, "on_client_end")
         look = bool(reading(self.trainer, "on_client_end"))
         for visit, reply in zip(visits, replies.apart(), strict=True) if listeners else ():
@@ -122,7 +122,7 @@ class VectorizedEngine:
     def _together(
         self, step: Step, states: list[Any], down: Broadcast, visits: list[Visit]
     ) -> tuple[Replies, list[StepLog]]:
-        """The replies of a stack. Clients run their steps until each has asked, and all are answered at once."""
+        """Run clients' steps until each asks for a solution, solve these problems at once, repeat until all reply."""
         talks = [_Talk(self.alone.local(visit), self.alone.workspace) for visit in visits]
         replies: dict[int, Reply[Any, Any]] = {}
         logs: list[StepLog] = []
@@ -140,8 +140,8 @@ class VectorizedEngine:
                 plans = Plan.all_of(self.trainer, self.alone.loop.work, [visits[i] for i in asked])
                 answers = self.stacked.solve(StackedProblem.of(list(asked.values())), plans)
                 logs.append(answers.log)
-                unbind_copy: Any = torch.unbind_copy  # whose type says that it returns nothing
-                points = unbind_copy(answers.x)  # copies: clients keep them for different times
+                unbind_copy: Any = torch.unbind_copy  # torch's stubs declare that it returns None
+                points = unbind_copy(answers.x)  # copies: a view in one client's state would keep the whole stack
                 for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
                     talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr))
                     visits[i].question = None if asked[i].is_mapped else asked[i].question

@@ -42,18 +42,18 @@ from lightning_fed.trainer.merged_log import Logged
 
 @dataclass(frozen=True, eq=False)
 class _Answer:
-    """What a child sends to its parent for one client."""
+    """The message of a child to its parent for one client: the reply, logged values and changes of its visit."""
 
     reply: Reply[Any, Any]
     logged: Logged
     left: Left
-    visit: dict[str, Any]  # what it has come to know
+    visit: dict[str, Any]  # attributes that the visit has set
 
 
 class WorkersEngine:
-    """Asks the clients of a cohort in processes beside this one, each a fork of it as it is at the round's beginning.
+    """Asks the clients of a cohort in worker processes, each forked from this process at the beginning of the round.
 
-    A child inherits everything and so computes what this process would have; only replies come back.
+    A child inherits all state, so it computes what this process would compute; only replies come back.
 
     Args:
         alone: asks one client.
@@ -100,24 +100,24 @@ class WorkersEngine:
         return self.alone.loop.trainer
 
     def _take(self, visit: Visit, answer: _Answer) -> Reply[Any, Any]:
-        """Do here what the visit did in the child, and tell callbacks of its end."""
+        """Apply the effects of a child's visit to this process, and notify callbacks of its end."""
         reply = answer.reply
         answer.logged.put_into(self.trainer)
         self.alone.take(visit.client, reply, answer.left)
         vars(visit).update(answer.visit)
         for optimizer in self.trainer.optimizers:
-            vars(optimizer)["_opt_called"] = True  # elsewhere; schedulers look at it before they step
+            vars(optimizer)["_opt_called"] = True  # the child stepped; schedulers warn if no optimiser step came before
         if reading(self.trainer, "on_client_end"):
             overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
         notify(self.trainer, "on_client_end", visit, reply)
         return reply
 
     def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> _Answer | str:
-        """In the child: one client's reply, and everything else its visit did; or why it needs a single process."""
+        """In the child: return one client's reply and the effects of its visit, or why it needs a single process."""
         trainer, module = self.trainer, self.trainer.lightning_module
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]  # the terminal is the parent's
-        set_results(trainer, results := RoundResults(training=True))  # what this visit logs, and nothing before it
+        set_results(trainer, results := RoundResults(training=True))  # fresh, because the parent has the earlier values
         unmergeable = _watch(trainer)
         for part in module.modules():
             if isinstance(part, Metric):
@@ -128,7 +128,7 @@ class WorkersEngine:
         reply = self.alone.answer(step, state, down, visit)
         _share_states(module)
         if updates != _updates(loose):
-            unmergeable.append("training updates a metric that is no part of the module")
+            unmergeable.append("training updates a metric that is not part of the module")
         if any(stream.changed() for stream in streams):
             unmergeable.append("training draws from a random generator of the data")
         if unmergeable:
@@ -141,7 +141,7 @@ class WorkersEngine:
 
 
 def _watch(trainer: pl.Trainer) -> list[str]:
-    """In the child: notes when training reads what was gathered from all clients, or writes to a logger itself."""
+    """In the child: note if training reads a metric gathered over clients, or writes to a logger itself."""
     found: list[str] = []
     for name, part in trainer.lightning_module.named_modules():
         if isinstance(part, Metric):
@@ -157,7 +157,7 @@ def _updates(metrics: Sequence[Any]) -> list[int]:
 
 
 def _share_states(module: nn.Module) -> None:
-    """Give every metric of a collection its own state: in groups, only the first of several is updated."""
+    """Copy states within metric collections: torchmetrics updates only the first metric of a compute group."""
     for part in module.modules():
         if isinstance(part, MetricCollection):
             part.items(copy_state=True)
@@ -170,7 +170,7 @@ def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list
 
 
 class _Logger:
-    """Stands for a logger, which is the parent's."""
+    """Replaces a logger in the child, because only the parent may write to it."""
 
     def __init__(self, found: list[str]) -> None:
         self._found = found
@@ -184,11 +184,11 @@ class _Logger:
 
 
 class _Team:
-    """Forked processes, the k-th of n with the tasks k, k + n, k + 2n, ...
+    """Forked processes; the k-th of n does the tasks k, k + n, k + 2n, ...
 
     Args:
-        names: how messages about the client of each task begin.
-        task: answers for a client, by its place in the cohort.
+        names: round and client of each task, for the beginning of messages.
+        task: runs the visit of a client, by its position in the cohort.
     """
 
     def __init__(self, workers: int, names: Sequence[str], task: Callable[[int], _Answer | str]) -> None:
@@ -196,12 +196,13 @@ class _Team:
         self.lines: list[Connection] = []
         self.pids: list[int] = []
         self._arrived: dict[int, _Answer | str | ClientError] = {}
-        sys.stdout.flush()  # or children would print it once more
+        sys.stdout.flush()  # children inherit the buffer and would print it again
         end_with_parent = ender()
         for k in range(min(workers, len(names))):
             receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # other threads are not needed
+                # Python warns of forks with threads; children use none of the parent's threads
+                warnings.filterwarnings("ignore", "This process", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
                 end_with_parent()
@@ -211,19 +212,19 @@ class _Team:
             self.pids.append(pid)
 
     def _work(self, share: Sequence[int], task: Callable[[int], _Answer | str], line: Connection) -> None:
-        """Everything a child does; it never returns."""
+        """Run the tasks of a child, and exit the process; never returns."""
         code = 1
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            torch.set_num_threads(1)  # a pool of threads does not survive a fork
+            torch.set_num_threads(1)  # torch's thread pool does not survive a fork
             for i in share:
                 try:
                     _send(line, i, task(i))
                 except ClientError as error:
                     _send(line, i, error)
                     break
-                except BaseException as error:  # whatever ends the child: the parent raises it with the client's name
+                except BaseException as error:  # also exits: the parent raises every error with the client's name
                     _send(line, i, ClientError(f"{self.names[i]}: {type(error).__name__}: {error}"))
                     break
             code = 0
@@ -232,7 +233,7 @@ class _Team:
             os._exit(code)
 
     def receive(self, i: int) -> _Answer | str:
-        """The answer of a task; others that arrive before it are kept, so that no child waits until its turn."""
+        """Return the result of a task; keep others that arrive earlier, so that no child waits to send."""
         own = self.lines[i % len(self.lines)]
         while i not in self._arrived:
             if own.closed:
@@ -262,7 +263,7 @@ class _Team:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts the numbers of tensors beside the stream, without a copy; torch would send the storage of a view whole."""
+    """Sends tensors as separate buffers without a copy; torch's pickling would send the whole storage of a view."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor:
@@ -278,7 +279,7 @@ def _send(line: Connection, i: int, content: Any) -> None:
     stream, beside = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
         _Pickler(stream, protocol=5, buffer_callback=beside.append).dump((i, content))
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:  # what pickle and torch raise
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:  # all that pickle and torch raise
         return _send(line, i, f"training leaves something that cannot be sent to another process ({error})")
     parts = [each.raw() for each in beside]
     line.send((stream.getvalue(), [part.nbytes for part in parts]))
@@ -287,7 +288,7 @@ def _send(line: Connection, i: int, content: Any) -> None:
 
 
 def _received(line: Connection) -> Any:
-    """What was sent; every tensor in memory of its own, aligned as torch aligns it."""
+    """Receive a message; each tensor gets memory from torch, whose alignment kernels may depend on."""
     stream, sizes = line.recv()
     parts = [torch.empty(size, dtype=torch.uint8).numpy() for size in sizes]
     for part in parts:

@@ -1,1 +1,1 @@
-"""One client's answer: its visit, and the ways to take a local step."""
+"""Solve the local problem of one client: its visit, and the ways to take a local step."""

@@ -1,4 +1,4 @@
-"""What becomes of the things that a round's visits leave behind beside their replies."""
+"""Process what visits leave in the module besides their replies: buffers, schedules, changed attributes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from lightning_fed.local.server_snapshot import Left, Schedule, Workspace
 def with_average(
     federation: Federation, outcome: Outcome, workspace: Workspace, left: Mapping[ClientId, Left]
 ) -> tuple[Outcome, dict[str, Tensor] | None]:
-    """Average buffers, and parameters that moved untrained, over the clients whose replies arrived; bill their bytes.
+    """Average buffers, and frozen parameters that changed, over the clients whose replies arrived; bill their bytes.
 
-    A parameter that moved with some clients only is the server's with the others.
+    For a client that did not change such a parameter, the average takes the server's value.
     """
     states = {cid: dict(own.state) for cid, own in left.items()}
     down = num_bytes(federation.buffers)
@@ -38,10 +38,10 @@ def with_average(
 
 
 def advanced(workspace: Workspace, left: Collection[Left], restart: bool) -> tuple[Schedule, int]:
-    """Where the server's schedules stand after a round, and by how many steps local time advances.
+    """Return the server's schedules after a round, and the number of steps by which local time advances.
 
-    Learning rates are those at the end of the longest visit; schedulers by step go on from there to the T-th step.
-    With manual optimisation the number of steps is that of the longest visit: it is the module's to decide.
+    Learning rates are those at the end of the longest visit; schedulers by step continue from there to the T-th step.
+    With manual optimisation the number of steps is that of the longest visit, because the module decides it.
     """
     trainer, before = workspace.trainer, workspace.schedule
     rounds: Any = trainer.fit_loop.epoch_loop
@@ -71,8 +71,8 @@ class AttributeWarnings:
         for name, reason in workspace.state.attributes.not_copied.items():
             self._warn(
                 name,
-                f"The attribute {described(workspace.module, name)} cannot be copied ({reason}). What one visit does"
-                " to it reaches the next one. Replies are right as long as training does not depend on it.",
+                f"The attribute {described(workspace.module, name)} cannot be copied ({reason}), so changes of it in"
+                " one visit reach the next visit. Replies are right as long as training does not depend on it.",
             )
 
     def dropped(self, workspace: Workspace, left: Collection[Left]) -> None:
@@ -95,9 +95,9 @@ class AttributeWarnings:
         if client is not None:
             self._warn(
                 "the data",
-                f"The data of client {client!r} draw from a random generator of their own. What they draw depends on"
-                " who was visited before, and a resumed run draws otherwise. Draw from torch's, NumPy's or Python's"
-                " global streams instead: they are seeded by round and client.",
+                f"The data of client {client!r} draw from a random generator of their own. Its numbers depend on"
+                " earlier visits, and differ in a resumed run. Draw from torch's, NumPy's or Python's global generators"
+                " instead: they are seeded by round and client.",
             )
 
     def _warn(self, name: str, text: str) -> None:
@@ -107,6 +107,6 @@ class AttributeWarnings:
 
 
 def described(module: nn.Module, name: str) -> str:
-    """An attribute by its name, the class of the part that has it, and where that part is."""
+    """Describe an attribute by its name, the class of its submodule, and the submodule's path."""
     path, _, key = name.rpartition(".")
     return f"{key} of {type(module.get_submodule(path)).__name__}" + (f" ({path})" if path else "")

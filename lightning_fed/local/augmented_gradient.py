@@ -1,4 +1,4 @@
-"""The gradient of a local problem: that of the client's loss, and what the algorithm adds."""
+"""The gradient of a local problem: the gradient of the client's loss, and that of the algorithm's terms."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lightning_fed.lightning import collect_rng_states, pl
 class AugmentedGradient:
     r"""Adds the gradient of :math:`\langle\ell, x\rangle + \frac\rho2\|x - c\|^2` to ``.grad`` before a step.
 
-    Added to the gradient and not to the loss: any optimiser, clipping, accumulation and precision then works on the
-    gradient of the whole question, and the loss that is logged stays the plain :math:`f_i`.
+    The terms are added to the gradient, not to the loss: so optimisers, clipping, accumulation and precision work on
+    the gradient of the whole problem, and the logged loss stays the plain :math:`f_i`.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class AugmentedGradient:
 
     @property
     def plain(self) -> bool:
-        """Whether steps are gradient steps on the question, and nothing else."""
+        """Whether steps are unmodified gradient steps on the local problem."""
         return self._after_step is None and self._evaluate_at is None and self.estimate is None
 
     def pulls(self, params: list[nn.Parameter]) -> dict[Tensor, Tensor]:
-        """Where the penalty draws ``params`` to, or, without a penalty, their linear terms; empty if there are none."""
+        """Minimisers of the added terms by parameter, or, without a penalty, linear terms; empty if there are none."""
         parts = self._by_parameter(self._question.pull)
         return {p: parts[id(p)] for p in params if id(p) in parts}
 
@@ -58,7 +58,7 @@ class AugmentedGradient:
         return {id(named[name]): part.to(named[name].dtype) for name, part in parts.items()}
 
     def before_batch(self, batch: Any, batch_idx: int) -> None:
-        """Where gradients are taken elsewhere, the module goes there until the step."""
+        """Load the point at which the gradient is taken into the module, until the step; keep the batch if needed."""
         if self.estimate is not None:
             self._batch = (batch, batch_idx, collect_rng_states())
         if self._evaluate_at is not None and self._held is None:
@@ -66,7 +66,7 @@ class AugmentedGradient:
             self._write(self._evaluate_at(self._held, self.lr_sum))
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Count the length of the step, if there was one, and move on from where it led."""
+        """Add the step size to ``lr_sum``, map the new point, and update the estimate; nothing if no step was taken."""
         if not self._stepping:
             return
         lr = float(optimizer.param_groups[0].get("lr", float("nan")))
@@ -77,7 +77,7 @@ class AugmentedGradient:
             self.estimate = self.estimate + self._slope_again(*self._batch) - self._slope
 
     def _step_along_the_estimate(self, estimate: Tensor) -> None:
-        """Put it in the place of the batch's gradient, which is kept for after the step."""
+        """Replace the batch's gradient by the estimate; keep the former for the update after the step."""
         params = {name: p for name, p in self._module.named_parameters() if name in self._layout.names}
         found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in params.items()}
         self._slope = self._layout.flatten(found)

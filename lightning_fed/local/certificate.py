@@ -1,4 +1,4 @@
-"""How exact an answer is, at the point that a module holds."""
+"""Measure how exactly a local problem is solved, at the point that a module holds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning_fed.trainer.hooks import Exactness
 
 
 class Certificate(Exactness):
-    r"""Compares :math:`r = \|\nabla\varphi(x)\|`, over all of a client's data, with what a tolerance allows.
+    r"""Compares :math:`r = \|\nabla\varphi(x)\|`, over all of a client's data, with the limit of a tolerance.
 
     Args:
-        question: what the client was asked.
-        tolerance: the rule.
+        question: the terms that the local problem adds to the loss.
+        tolerance: the rule that sets the limit.
         round: the number of the round.
-        point: gives the module's x.
-        slope: gives the gradient of the client's loss there.
+        point: returns the module's x.
+        slope: returns the gradient of the client's loss at x.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Certificate(Exactness):
         super().__init__(residual, tolerance.limit(round, question.rho, residual))
 
     def renew(self) -> bool:
-        """Look at the point that the module holds now; whether it is good enough."""
+        """Measure the residual at the point that the module holds now; return whether it is within the limit."""
         self.residual = self._measure()
         return self.holds
 

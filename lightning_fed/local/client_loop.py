@@ -1,4 +1,4 @@
-"""One client's turn: its local batches through the trainer's module."""
+"""One client's visit: run its local batches through the trainer's module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ClientLoop(Loop):
         self.question: AugmentedGradient | None = None
         self.stepping = True
         self._lean: LeanStep | None = None
-        self._began: int | None = None  # steps of the optimisers when the visit began
+        self._began: int | None = None  # number of optimiser steps when the visit began
 
     @property
     def visiting(self) -> bool:
@@ -48,11 +48,11 @@ class ClientLoop(Loop):
 
     @property
     def steps_taken(self) -> int:
-        """Steps of the optimisers in this visit; 0 outside a visit."""
+        """Number of optimiser steps in this visit; 0 outside a visit."""
         return 0 if self._began is None else self.trainer.fit_loop.epoch_loop.optimizer_steps - self._began
 
     def run(self, visit: Visit, question: AugmentedGradient) -> tuple[float, int]:
-        """Mean loss (nan where the module reports none) and number of batches of one visit."""
+        """Train one client; return the mean loss (nan if the module reports none) and the number of batches."""
         module, rounds = self.trainer.lightning_module, self.trainer.fit_loop.epoch_loop
         self.question, self._began = question, rounds.optimizer_steps
         self._wants_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -64,7 +64,7 @@ class ClientLoop(Loop):
         finally:
             visit.optimizer_steps = self.steps_taken
             self.question = self._began = rounds.clock.batch_idx = None
-            rounds.batch_progress.is_last_batch = True  # of the round, whose only batch this was
+            rounds.batch_progress.is_last_batch = True  # for Lightning, a round is one batch
         if not math.isfinite(mean) and visit.loss is not None:
             raise FloatingPointError(
                 f"the mean loss of {visit.step} local steps is {mean}. The round was not committed. Lower the learning"
@@ -92,7 +92,7 @@ class ClientLoop(Loop):
         return float("nan") if total is None else float(total / examples)
 
     def _tell(self, listeners: list[Any], visit: Visit) -> None:
-        """Callbacks count rounds, whatever the module counts."""
+        """Call ``on_client_step`` with the clock stopped, because callbacks count rounds."""
         progress, clock = self.trainer.fit_loop.epoch_loop.batch_progress, self.trainer.fit_loop.clock
         last, progress.is_last_batch = progress.is_last_batch, True
         with clock.turned(False):
@@ -108,7 +108,7 @@ class ClientLoop(Loop):
         return LeanStep(self.trainer, question, self._wants_index)
 
     def _batches(self, visit: Visit) -> Iterator[tuple[int, bool, Any, int | None]]:
-        """Batches of the visit: index, whether a step is due after it at the latest, batch, samples if known."""
+        """Yield the batches of the visit: index, whether it is the last planned one, batch, samples if known."""
         done = 0
         for loader, count in visit_loaders(self.trainer, self.work, visit):
             for batch_idx, (batch, samples) in zip(range(done, done + count), counted(loader), strict=False):
@@ -125,7 +125,7 @@ class ClientLoop(Loop):
         rounds.clock.batch_idx, rounds.batch_progress.is_last_batch = batch_idx, last
         batch = move_batch(trainer, batch) if self._lean is None else trainer.precision_plugin.convert_input(batch)
         start_batch(trainer, batch)
-        results.batch_size = samples  # the weight of what is logged; where it is unknown, Lightning looks at the batch
+        results.batch_size = samples  # weight of logged values; if it is None, Lightning infers it from the batch
         self.stepping = last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._lean is None and call_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
             return None, 0, False
@@ -154,7 +154,7 @@ class ClientLoop(Loop):
         output = self._optimize(batch, batch_idx)
         if self.stepping and self.trainer.optimizers:
             steps = self.steps_taken - before
-            self._began += steps  # where the batch's gradient is asked for once more, it is at the same time
+            self._began += steps  # after_step may run the batch again, which has to see the same global_step
             self.question.after_step(self.trainer.optimizers[0])
             self._began -= steps
         return output
@@ -171,7 +171,7 @@ class ClientLoop(Loop):
         return output
 
     def step_schedulers(self, batch_idx: int) -> None:
-        """Step schedulers with interval "step", which is due after every local step."""
+        """Step schedulers with interval "step"; called after every local step."""
         trainer = self.trainer
         if not trainer.lightning_module.automatic_optimization:
             return
@@ -182,17 +182,17 @@ class ClientLoop(Loop):
                     call_module_hook(trainer, "lr_scheduler_step", config.scheduler, monitor)
 
     def scheduled(self, done: int) -> Iterator[None]:
-        """Step schedulers as in the rest of the T batches of a visit that had ``done`` of them; nothing is trained.
+        """Step schedulers as the remaining batches of T would, after ``done`` batches of a visit; does not train.
 
         Yields before each step, when optimisers have the settings of that step.
         """
         trainer, rounds = self.trainer, self.trainer.fit_loop.epoch_loop
         every, clock = trainer.accumulate_grad_batches, rounds.clock
         for optimizer in trainer.optimizers:
-            vars(optimizer)["_opt_called"] = True  # schedulers warn where no step was taken
+            vars(optimizer)["_opt_called"] = True  # schedulers warn if no optimiser step came before
         try:
             with clock.turned(True):
-                for step in range(-(-done // every), clock.steps):  # a visit ends with a step
+                for step in range(-(-done // every), clock.steps):  # rounded up: the last batch of a visit steps
                     yield
                     clock.batch_idx = min((step + 1) * every, clock.batches) - 1
                     self._began = rounds.optimizer_steps - (step + 1)

@@ -1,4 +1,4 @@
-"""The batches of a visit where the user's ``sampler`` decides the order of samples and the length of an epoch."""
+"""The batches of a visit if the user's ``sampler`` decides the order of samples and the length of an epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_fed.data.loading import cut_order
 from lightning_fed.lightning import isolate_rng
 from lightning_fed.trainer.hooks import Visit
 
-#: Gives the positions of a local epoch by its number, and at most so many of them.
+#: Returns the positions of a local epoch, from its number and the maximum number of positions.
 Draw = Callable[[int, int | None], list[int]]
 
 
@@ -38,7 +38,7 @@ def sampled_batches(trainer: Any, work: LocalWork, visit: Visit) -> list[list[Te
 
 
 def cut_stream(draw: Draw, batch_size: int, steps: int) -> list[list[Tensor]]:
-    """Cut one stream of epochs into batches of one size: ``batch_size``, or the length of the first epoch, if shorter.
+    """Cut a stream of epochs into batches of one size: ``batch_size``, or the length of the first epoch if shorter.
 
     A batch belongs to the epoch in which it begins.
 
@@ -57,7 +57,7 @@ def cut_stream(draw: Draw, batch_size: int, steps: int) -> list[list[Tensor]]:
 
 
 def _draw_of(data: Any, work: LocalWork, visit: Visit) -> Draw:
-    """Draws that are functions of (seed, round, client, epoch), also where a sampler forgets the generator."""
+    """Make draws functions of (seed, round, client, epoch), also for a sampler that ignores the generator."""
 
     def draw(epoch: int, most: int | None) -> list[int]:
         key = (work.seed, visit.round, visit.client, epoch, "sampler")
@@ -70,6 +70,6 @@ def _draw_of(data: Any, work: LocalWork, visit: Visit) -> Draw:
 
 
 def _first(epochs: list[list[Tensor]], count: int) -> list[list[Tensor]]:
-    """The first ``count`` batches; epochs after them are left out."""
+    """The first ``count`` batches of all epochs, by epoch."""
     before = accumulate(map(len, epochs), initial=0)
     return [epoch[: count - done] for epoch, done in zip(epochs, before, strict=False) if done < count]

@@ -1,4 +1,4 @@
-"""The batches of a visit: which loader, how many of its batches, in which order."""
+"""Choose the batches of a visit: the loader, the number of its batches, their order."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from lightning_fed.trainer.hooks import Visit
 def visit_loaders(
     trainer: pl.Trainer, work: LocalWork, visit: Visit, *, seed: bool = True
 ) -> Iterator[tuple[Any, int]]:
-    """The loader of each local epoch of a visit, and how many of its batches are due; sets ``visit.planned``.
+    """Yield the loader of each local epoch of a visit, and the number of its batches; sets ``visit.planned``.
 
-    ``seed`` also seeds the global streams for each epoch, for whatever draws from them.
+    ``seed`` also seeds the global random generators for each epoch, for modules and data that draw from them.
     """
     data: Any = trainer.datamodule
     overridden = is_overridden("client_dataloader", data, FederatedDataModule)
@@ -34,14 +34,14 @@ def visit_loaders(
 
 
 def planned_steps(trainer: pl.Trainer, work: LocalWork, cid: ClientId) -> int:
-    """The batches of a visit of this client."""
+    """Number of batches of a visit of this client."""
     visit = Visit(0, cid, 0, 1)
     next(visit_loaders(trainer, work, visit, seed=False))
     return visit.planned
 
 
 def planned_batches(trainer: pl.Trainer, work: LocalWork) -> dict[ClientId, int]:
-    """The batches of a visit of every client of the federation."""
+    """Number of batches of a visit, for every client of the federation."""
     data: Any = trainer.datamodule
     if work.steps:
         return dict.fromkeys(data.client_ids, planned_steps(trainer, work, data.client_ids[0]))
@@ -53,9 +53,9 @@ def planned_batches(trainer: pl.Trainer, work: LocalWork) -> dict[ClientId, int]
 
 
 def _loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator[tuple[Any, int]]:
-    """Loaders of batches that are cut here, alike for every engine."""
+    """Yield loaders of batches that are cut here, so that every engine has the same batches."""
     data: Any = trainer.datamodule
-    own_order = data.sampler is not None and not trainer.overfit_batches  # which takes samples as they are stored
+    own_order = data.sampler is not None and not trainer.overfit_batches  # overfit_batches keeps the stored order
     epochs = (sampled_batches if own_order else _shuffled_batches)(trainer, work, visit)
     visit.planned = sum(map(len, epochs))
     for epoch, batches in enumerate(epochs):
@@ -74,7 +74,7 @@ def _shuffled_batches(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> lis
 
 
 def _own_loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator[tuple[Any, int]]:
-    """The user's own loader, made anew for every epoch."""
+    """Yield the user's own loader, newly made for every epoch."""
     data: Any = trainer.datamodule
     epoch = done = 0
     while epoch == 0 or done < visit.planned:
@@ -94,5 +94,5 @@ def _own_loaders(trainer: pl.Trainer, work: LocalWork, visit: Visit) -> Iterator
 
 
 def _generator(work: LocalWork, visit: Visit, epoch: int) -> torch.Generator:
-    """One for each local epoch: a draw never depends on what was drawn before it."""
+    """A generator for each local epoch, so that a draw never depends on earlier draws."""
     return torch_generator(work.seed, visit.round, visit.client, epoch, "batches")

@@ -1,4 +1,4 @@
-"""The trainer's module, optimisers and schedulers as the server left them, lent to one client after another."""
+"""Snapshot the server's module, optimisers and schedulers, and restore them for one client after another."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.optim import Optimizer
 from lightning_fed.lightning import checkpoint_connector, pl
 from lightning_fed.trainer.module_state import Changes, ModuleState
 
-#: Settings of optimisers that schedules set. Others, such as an optimiser's own counters, belong to its memory.
+#: Settings of optimisers that schedulers set. Others, such as an optimiser's counters, belong to its state.
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Where learning rates and other settings of optimisers stand: groups by optimiser, states of schedulers."""
+    """Learning rates and other settings of optimisers: groups by optimiser, states of schedulers."""
 
     groups: list[list[dict[str, Any]]]
     schedulers: list[dict[str, Any]]
@@ -32,7 +32,7 @@ class Schedule:
         return cls(groups, [copy.deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs])
 
     def scheduled_by(self, visit: Schedule) -> Schedule:
-        """The same with the settings that schedules set, as a visit left them."""
+        """Return the same schedule, with the settings that schedulers set taken from a visit."""
         pairs = zip(self.groups, visit.groups, strict=True)
         groups = [[_scheduled(*pair) for pair in zip(old, new, strict=True)] for old, new in pairs]
         return Schedule(groups, visit.schedulers)
@@ -50,9 +50,9 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """What a visit leaves behind beside its reply.
+    """The changes that a visit leaves in the module and the trainer, besides its reply.
 
-    ``state`` are its buffers, and parameters that are not trained but moved; ``steps`` the optimiser's steps.
+    ``state`` holds its buffers, and frozen parameters that changed; ``steps`` counts optimiser steps.
     """
 
     state: Mapping[str, Tensor]
@@ -63,14 +63,14 @@ class Left:
 
 
 class Workspace:
-    """A snapshot of everything a visit may change, taken before the first visit of a round.
+    """A snapshot of everything that a visit may change, taken before the first visit of a round.
 
-    All parameters are restored between clients, not only the trained ones, all buffers and all plain attributes: a
-    reply must not depend on who was visited before. Optimisers start every visit without memory, schedulers where the
-    server left them.
+    Between clients all parameters are restored, frozen ones included, all buffers and all plain attributes: a reply
+    must not depend on earlier visits. Optimisers start every visit from the state that they had before the round,
+    schedulers from the server's.
 
     Args:
-        copies: of frozen parameters, made in an earlier round.
+        copies: copies of frozen parameters from an earlier round.
     """
 
     def __init__(self, trainer: pl.Trainer, copies: Mapping[str, Tensor] | None = None) -> None:
@@ -88,7 +88,7 @@ class Workspace:
         return self.state.buffers
 
     def reset(self, state: Mapping[str, Tensor] | None = None) -> None:
-        """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
+        """Restore everything; ``state`` replaces buffers and parameters of the same name."""
         for p in self.module.parameters():
             p.grad = None
         self.state.restore(state)
@@ -99,11 +99,11 @@ class Workspace:
 
     @cached_property
     def unchanged(self) -> Left:
-        """What a visit leaves behind that changes nothing but its parameters."""
+        """The `Left` of a visit that changed only its parameters."""
         return Left(self.buffers, Changes({}, []), self.schedule, 0, 0)
 
     def left(self, batches: int, steps: int, given: Sequence[str] = ()) -> Left:
-        """What the visit that has just ended leaves behind; ``given`` are attributes that it did not set itself."""
+        """Collect the changes of the visit that has just ended; ``given`` are attributes that a callback set for it."""
         for optimizer, groups in zip(self.trainer.optimizers, self.schedule.groups, strict=True):
             if len(optimizer.param_groups) != len(groups):
                 raise ValueError(
@@ -115,7 +115,7 @@ class Workspace:
         return Left(self.state.moved(), changes, Schedule.of(self.trainer), batches, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """The module's state dict with the server's tensors, for a checkpoint that is taken while a client works."""
+        """The module's state dict with the server's tensors, for a checkpoint that is taken during a visit."""
         now = self.module.state_dict(keep_vars=True)
         server = self.state.parameters
         parameters = {id(p): server[name] for name, p in self.module.named_parameters()}  # aliases share an id
@@ -123,7 +123,7 @@ class Workspace:
         return {key: now[key] if value is None else value.clone() for key, value in mine.items()}
 
     def server_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the server's optimisers and schedulers into a checkpoint that is taken while a client works."""
+        """Write the server's optimisers and schedulers into a checkpoint that is taken during a visit."""
         saved_states = checkpoint.get("optimizer_states", [])
         for (optimizer, memory), groups, saved in zip(
             self._optimizers, self.schedule.groups, saved_states, strict=True
@@ -138,7 +138,7 @@ class Workspace:
 
 @contextmanager
 def saving_the_server(trainer: pl.Trainer, workspace: Workspace) -> Iterator[None]:
-    """While it lasts, checkpoints hold the server's weights and count rounds, even those taken while a client works."""
+    """Make checkpoints inside a with block hold the server's weights and count rounds, also during a visit."""
     loop: Any = trainer.fit_loop
     connector, clock = checkpoint_connector(trainer), loop.clock
     dump = connector.dump_checkpoint

@@ -1,4 +1,4 @@
-"""Any LightningModule and its data as an answer to the question."""
+"""Solve local problems with any LightningModule and its data."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lightning_fed.trainer.hooks import Visit
 
 
 class ModuleLocal(Local):
-    """One client's visit: loads the start into the module, runs local work, reads the answer.
+    """One client's visit: loads the start into the module, runs local work, reads the solution.
 
     Args:
-        slope: gives the gradient of the client's loss at the module's parameters, over all its data.
-        slope_again: the same over a batch that was just trained on, its index, and its state of random numbers.
+        slope: returns the gradient of the client's loss at the module's parameters, over all its data.
+        slope_again: returns the same over a batch that was just trained on, from its index and random state.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The step sizes that the visits of a round are planned to have."""
+"""Plan the step sizes of the visits of a round."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lightning_fed.trainer.eligibility import why_not_plain
 
 
 class StepSizePlan:
-    """Gives the sum of the step sizes of a visit, as the weighted mean over all clients of a federation.
+    """Computes the sum of the step sizes of a visit, as the weighted mean over all clients of a federation.
 
-    Algorithms whose dual step follows from it need one number for a round, whoever takes part.
+    Algorithms that derive their dual step from this sum need one number per round, for every cohort.
 
     Args:
-        batches: of a visit, by client.
-        weights: of the clients.
+        batches: number of batches of a visit, by client.
+        weights: weights of the clients.
     """
 
     def __init__(self, batches: Mapping[ClientId, int], weights: Mapping[ClientId, float]) -> None:
         self.most = max(batches.values())
-        self._weights: Counter[int] = Counter()  # of all clients whose visits have so many batches
+        self._weights: Counter[int] = Counter()  # total weight of the clients by number of batches
         for cid, count in batches.items():
             self._weights[count] += weights[cid]  # type: ignore[assignment]
 
     def lr_sum(self, loop: ClientLoop, workspace: Workspace) -> float:
-        """The planned sum of a visit that begins now; not a number where steps are not plain gradient steps."""
+        """The planned sum for a visit that begins now; NaN if steps are not plain gradient steps."""
         trainer = loop.trainer
         optimizers, module = trainer.optimizers, trainer.lightning_module
         plain = len(optimizers) == 1 and why_not_plain(optimizers[0], decay=True) is None
@@ -43,5 +43,5 @@ class StepSizePlan:
         else:
             sums = [float(rate["lr"]) * step for step in range(max(steps.values()) + 1)]
         if len(steps) == 1:
-            return sums[steps[self.most]]  # not rounded by taking a mean
+            return sums[steps[self.most]]  # exact, while a weighted mean would round
         return sum(w * sums[steps[count]] for count, w in self._weights.items()) / sum(self._weights.values())

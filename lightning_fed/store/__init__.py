@@ -1,13 +1,19 @@
-"""What clients remember, kept on disk; and checkpoint files that are whole or absent."""
+"""Client memories on disk, and checkpoint files that are complete or absent."""
 
-from lightning_fed.store.checkpoint_file import DamagedCheckpointError, read_sealed, seal, verify, write_sealed
+from lightning_fed.store.checkpoint_file import (
+    DamagedCheckpointError,
+    is_unsealed,
+    read_sealed,
+    seal,
+    verify,
+    write_sealed,
+)
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.disk import DiskStore
 from lightning_fed.store.durable import WriteError
 from lightning_fed.store.lease import Lease, LeaseError
 from lightning_fed.store.records import Location, Record, read
-from lightning_fed.store.schema import Summary
-from lightning_fed.store.snapshots import read_manifest, verify_snapshot
+from lightning_fed.store.snapshots import memories_in, read_manifest, verify_snapshot
 from lightning_fed.store.space import check_space
 
 __all__ = [
@@ -18,9 +24,10 @@ __all__ = [
     "LeaseError",
     "Location",
     "Record",
-    "Summary",
     "WriteError",
     "check_space",
+    "is_unsealed",
+    "memories_in",
     "read",
     "read_manifest",
     "read_sealed",

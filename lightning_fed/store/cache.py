@@ -12,7 +12,7 @@ from lightning_fed.store.records import Record
 
 
 class Recent:
-    """The records used last. An entry is found only under the digest it was kept with, so it is never outdated.
+    """The most recently used records. Lookup needs the digest of the record, so an outdated record is never found.
 
     >>> import torch
     >>> recent = Recent(most=10)
@@ -33,7 +33,7 @@ class Recent:
         return len(self._entries)
 
     def find(self, key: bytes, digest: bytes) -> Record | None:
-        """The record of this key and digest; it counts as used now."""
+        """Return the record of this key and digest, and mark it as used."""
         found = self._entries.get(key)
         if found is None or found[0] != digest:
             return None
@@ -41,7 +41,7 @@ class Recent:
         return found[1]
 
     def keep(self, key: bytes, digest: bytes, record: Record) -> None:
-        """Keep a record, and drop those that were used longest ago."""
+        """Store a record, and drop the least recently used ones while there are too many bytes."""
         self.drop(key)
         if record.bytes > self.most:
             return
@@ -51,13 +51,13 @@ class Recent:
             self.drop(next(iter(self._entries)))
 
     def drop(self, key: bytes) -> None:
-        """Forget a record."""
+        """Remove a record."""
         if (found := self._entries.pop(key, None)) is not None:
             self.bytes -= found[1].bytes
 
 
 def _compact(record: Record) -> Record:
-    """A record whose tensors keep no more memory alive than their own: a client's row of a stack is copied."""
+    """Copy tensors that are views, such as a client's row of a stack, because they keep the whole storage in memory."""
     tensors = (*record.tensors.values(), *record.buffers.values())
     if all(tensor.untyped_storage().nbytes() <= tensor.nbytes for tensor in tensors):
         return record

@@ -1,6 +1,6 @@
-"""Checkpoint files that are written whole or not at all, with a checksum over every byte.
+"""Write checkpoint files completely or not at all, with a checksum over every byte.
 
-A sealed file is what ``torch.save`` writes, a ZIP archive, with the checksum in the archive's comment. So
+A sealed file is a ZIP archive as ``torch.save`` writes it, with the checksum in the archive's comment. So
 ``torch.load``, ``Trainer.test`` and ``load_from_checkpoint`` read it without this module.
 """
 
@@ -27,7 +27,7 @@ _PIECE = 2**22
 
 
 class DamagedCheckpointError(RuntimeError):
-    """A checkpoint is not what was written; the message names the file and what is wrong.
+    """A checkpoint differs from what was written; the message names the file and the defect.
 
     >>> str(DamagedCheckpointError(Path("last.ckpt"), "it is empty"))
     'last.ckpt is damaged: it is empty'
@@ -39,7 +39,7 @@ class DamagedCheckpointError(RuntimeError):
 
 
 def write_sealed(payload: Mapping[str, Any], path: Path | str) -> None:
-    """Save a checkpoint beside its target, seal it, and rename it; on any failure the previous file stays.
+    """Save a checkpoint under a temporary name, seal it, and rename it; on any failure the previous file stays.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "last.ckpt"
@@ -60,11 +60,11 @@ def _save(payload: Mapping[str, Any], file: Any) -> None:
     try:
         torch.save(dict(payload), cast(IO[bytes], noting))
     except BaseException as error:
-        raise noting.error or error from None  # torch hides what the disk said
+        raise noting.error or error from None  # torch replaces the disk's error by its own
 
 
 class _Noting:
-    """A file that remembers the error of a write."""
+    """A file that keeps the error of a failed write."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -91,7 +91,7 @@ def _bytes(payload: Any) -> int:
 
 
 def seal(path: Path) -> None:
-    """Put the checksum of a ZIP archive into its comment, in place: for a file that is not yet where it is looked for.
+    """Write the checksum of a ZIP archive into its comment, in place; only for a file still under a temporary name.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "a.ckpt"
@@ -163,12 +163,32 @@ def _why_unsealed(begin: bytes, tail: bytes) -> str:
     if begin != b"PK\3\4":
         return "it is not a checkpoint of torch.save"
     if _is_end(tail[-_END.size :], 0):
-        return "it has no seal: it was not written by this version of lightning_fed, or by another program"
+        return "it has no seal: it was written by another program, or by another version of lightning_fed"
     return "it is truncated, or its seal is damaged"
 
 
-def read_sealed(path: Path | str) -> Any:
-    """Verify a checkpoint and load it on the CPU; nothing in it is executed.
+def is_unsealed(path: Path | str) -> bool:
+    """Whether a file is a whole archive of ``torch.save`` without a seal: another program wrote it.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp()) / "a.ckpt"
+    >>> torch.save({}, path); is_unsealed(path)
+    True
+    >>> seal(path); is_unsealed(path)
+    False
+    """
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(4)
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _END.size))
+            return begin == b"PK\3\4" and _is_end(file.read(), 0)
+    except OSError as error:
+        raise DamagedCheckpointError(Path(path), error.strerror or str(error)) from error
+
+
+def read_sealed(path: Path | str, weights_only: bool = True) -> Any:
+    """Verify a checkpoint and load it on the CPU; nothing in it is executed, unless ``weights_only`` is False.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "last.ckpt"
@@ -176,4 +196,4 @@ def read_sealed(path: Path | str) -> Any:
     {'epoch': 3}
     """
     verify(path)
-    return torch.load(path, map_location="cpu", weights_only=True)
+    return torch.load(path, map_location="cpu", weights_only=weights_only)

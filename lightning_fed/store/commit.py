@@ -1,4 +1,4 @@
-"""One commit: write what is not yet on disk, then move the index in one transaction."""
+"""Commit records: write those that are not yet on disk, then update the index in one transaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.records import Encoded, Record, encode
 from lightning_fed.store.schema import Moved, Row
 
-_LEAST_MOVED = 2**16  # bytes of old records that a commit may move, however small it is itself
+_LEAST_MOVED = 2**16  # bytes of old records that even the smallest commit may move
 
 
 def commit(
@@ -20,8 +20,8 @@ def commit(
 ) -> dict[bytes, Row]:
     """Make ``entries`` the newest records of their clients; return their rows by key.
 
-    A Row stands for a record that is on disk already. If anything fails, nothing has changed. To redo a commit
-    changes nothing.
+    A Row represents a record that is on disk already. After a failure nothing has changed. Repeating a commit changes
+    nothing.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
@@ -69,7 +69,7 @@ def _write_large(folder: Path, files: dict[str, int], fresh: Iterable[tuple[Reco
 def _write_small(
     index: Index, segments: Segments, files: dict[str, int], fresh: Iterable[tuple[Record, Encoded]]
 ) -> tuple[list[Row], list[tuple[str, Moved]]]:
-    """Append the small records, and some that are left in hollow segments, to the open segment."""
+    """Append the small records, and some living records of hollow segments, to the open segment."""
     small = [(record, encoded) for record, encoded in fresh if not is_large(record)]
     budget = max(_LEAST_MOVED, 2 * sum(encoded.length for _, encoded in small))
     hollow = index.hollow(budget, segments.name)
@@ -89,14 +89,14 @@ def _write_small(
 
 
 def remove_empty(segments: Segments, index: Index, names: Iterable[str]) -> None:
-    """Remove files that hold no record any more; nothing more is appended to them."""
+    """Remove files without records; close the open segment if it is one of them."""
     if segments.name in names:
         segments.close()
     discard(segments.folder, index, names)
 
 
 def discard(folder: Path, index: Index, names: Iterable[str]) -> None:
-    """Remove files that no kept manifest names. What cannot be removed now is removed when the store is opened."""
+    """Remove files that no kept manifest names; if a removal fails, opening the store repeats it."""
     for name in names:
         if not index.has_file(name):
             with suppress(OSError):

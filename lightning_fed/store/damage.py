@@ -1,4 +1,4 @@
-"""What is said of records that are not what was written."""
+"""The error for records that differ from what was written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_fed.core.memory import ClientId
 
 
 class DamagedRecordError(RuntimeError):
-    """A record is not what was written; the message names file, client and part.
+    """A record differs from what was written; the message names file, client and part.
 
     >>> str(DamagedRecordError(Path("a"), "x_i", "checksum differs", client="7", round=3))
     "a is damaged (client '7', round 3): x_i: checksum differs"
@@ -23,7 +23,7 @@ class DamagedRecordError(RuntimeError):
 
 
 def owner(client: ClientId | None) -> str:
-    """The client, or the server, that a record is of, in words.
+    """Name the client, or the server, that owns a record.
 
     >>> owner("a"), owner(None)
     ("client 'a'", 'server')

@@ -1,4 +1,4 @@
-"""SQLite as the index uses it: one connection, durable transactions, errors that name the file."""
+"""Open SQLite for the index: one connection, durable transactions, errors that name the file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Database:
     def create(cls, path: Path) -> Database:
         """Open a database; make its tables if it is new."""
         if not path.exists():
-            for ending in ("-wal", "-shm"):  # of another database: SQLite would replay it
+            for ending in ("-wal", "-shm"):  # SQLite would replay the log of a removed database
                 durable.remove(path.with_name(path.name + ending))
         self = cls(path, cls._connected(path))
         try:
-            self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # no shared memory: works on network disks too
+            self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # needs no shared memory: works on network disks
             self.connection.execute("PRAGMA journal_mode = WAL")
             self.connection.execute("PRAGMA synchronous = FULL")
             self.connection.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -60,7 +60,7 @@ class Database:
 
     @classmethod
     def of_snapshot(cls, path: Path) -> Database:
-        """Open a database that is only read, and beside which nothing is written."""
+        """Open a database for reading only; immutable, so that SQLite writes no files next to it."""
         return cls(path, sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True))
 
     @classmethod
@@ -97,7 +97,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Change all or nothing, durably."""
+        """Run a durable transaction: all changes or none."""
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             yield self.connection
@@ -112,8 +112,8 @@ class Database:
         durable.point("index: committed")
 
     def failure(self, error: sqlite3.Error) -> Exception:
-        """What an error of SQLite means for the store: the disk refused, or the file is damaged."""
-        name = getattr(error, "sqlite_errorname", "")  # Python 3.11 has it
+        """Translate an error of SQLite: the disk refused a write, or the file is damaged."""
+        name = getattr(error, "sqlite_errorname", "")  # since Python 3.11
         for prefix, number in _REFUSALS.items():
             if name.startswith(prefix):
                 size = self.path.stat().st_size if self.path.exists() else 0

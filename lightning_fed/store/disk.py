@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.core.memory import ClientId, Memory, with_tensors
+from lightning_fed.core.memory import Adapt, Build, ClientId, Memory, Summary, with_tensors
 from lightning_fed.store.commit import commit, remove_empty
 from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
 from lightning_fed.store.identity import SERVER, cid_of, key_of
@@ -18,26 +18,25 @@ from lightning_fed.store.index import Index
 from lightning_fed.store.lease import Lease
 from lightning_fed.store.reader import Reader
 from lightning_fed.store.records import Location, Record
-from lightning_fed.store.schema import Row, Summary
+from lightning_fed.store.schema import Row
 from lightning_fed.store.snapshots import copy_snapshot, make_snapshot
 from lightning_fed.store.space import check_space
 from lightning_fed.store.staging import Staging
-
-Build = Callable[[Mapping[str, Tensor], int], Any]
 
 _OPEN: weakref.WeakSet[DiskStore] = weakref.WeakSet()
 _OF_PARENTS: list[Any] = []
 
 
 class DiskStore:
-    """Client memories in a folder, of which one commit after the other is durable as a whole.
+    """Client memories in a folder; each commit is durable as a whole.
 
-    Has the methods of ``MemoryStore``. Belongs to the process and thread that opened it; a forked child may only
-    read records by their :meth:`locate`.
+    Has the methods of ``MemoryStore``. Only the process and thread that opened it may use it; a forked child may only
+    read records by the locations of :meth:`locate`.
 
     Args:
         folder: made if it is not there; one writer at a time.
         fresh: the state of round 0.
+        adapt: makes a memory of the present layout from one of an older layout, when it is read.
         build: makes a state of its tensors and the number of their layout; by default a state like ``fresh()``.
         cache_bytes: most bytes of recent records in RAM; as much again may be read ahead.
         new: start empty, whatever the folder holds.
@@ -58,11 +57,13 @@ class DiskStore:
         folder: Path | str,
         fresh: Callable[[], Any],
         *,
+        adapt: Adapt | None = None,
         build: Build | None = None,
         cache_bytes: int = 2**28,
         new: bool = False,
     ) -> None:
         self.folder, self.fresh = Path(folder), fresh
+        self._adapt = adapt or (lambda memory: memory)
         self._build = build or (lambda tensors, layout: with_tensors(self.fresh(), tensors))
         self._lease = Lease(self.folder)
         self._pid = os.getpid()
@@ -89,8 +90,8 @@ class DiskStore:
         if row is None:
             return None
         record = self._reader.record(row)
-        state = self._build(record.tensors, record.layout)
-        return Memory(state, record.visits, record.buffers, record.cost, record.layout)
+        state, known = self._build(record.tensors, record.layout), row.summary()
+        return self._adapt(Memory(state, known.visits, record.buffers, known.cost, record.layout))
 
     def __iter__(self) -> Iterator[ClientId]:
         return (cid_of(row.key) for row in self._here().rows())
@@ -113,7 +114,7 @@ class DiskStore:
         return next(reversed(self.rounds), None)
 
     def server(self) -> Mapping[str, Tensor] | None:
-        """What the newest commit with a server said of it."""
+        """The server's tensors of the newest commit that had any."""
         row = self._here().find(SERVER)
         return None if row is None else self._reader.record(row).tensors
 
@@ -123,7 +124,7 @@ class DiskStore:
         self._reader.ahead(row for row in found if row is not None)
 
     def stage(self, cid: ClientId, memory: Memory, round: int) -> None:
-        """Begin to write what the commit of ``round`` will be given for this client. Nothing is visible until then."""
+        """Start writing a client's memory ahead of the commit of ``round``, which makes it visible."""
         self._here()
         self._staging.stage(cid, memory, round)
 
@@ -134,12 +135,12 @@ class DiskStore:
         server: Mapping[str, Tensor] | None = None,
         removed: Iterable[ClientId] = (),
     ) -> None:
-        """Move to the next manifest: all memories and the server together. To redo a commit changes nothing.
+        """Write the next manifest: all memories and the server together. Repeating a commit changes nothing.
 
         Args:
-            memories: the new ones; None takes what was staged.
-            server: the server's tensors, if they are to be kept here.
-            removed: clients that are to be forgotten.
+            memories: new memories by client; None takes the staged memory.
+            server: the server's tensors, if the store keeps them.
+            removed: clients whose memories are removed.
         """
         index = self._here()
         try:
@@ -165,34 +166,34 @@ class DiskStore:
         return ((cid_of(row.key), row.summary()) for row in self._here().rows())
 
     def locate(self, cid: ClientId) -> Location | None:
-        """Where the record of a client lies: another process may ``records.read`` it until the next commit but one."""
+        """Location of a client's record; other processes may ``records.read`` it until the second commit from now."""
         row = self._here().find(key_of(cid))
         return None if row is None else location_of(self._records, row)
 
     def check_space(self, bytes: int) -> None:
-        """Refuse with the sum if ``bytes`` more do not fit the disk."""
+        """Raise an error with the numbers if the disk has less than ``bytes`` left."""
         check_space(self.folder, bytes)
 
     def snapshot(self, folder: Path | str) -> dict[str, Any]:
-        """Make a folder that holds the newest commit, by links to its records; return its manifest."""
+        """Create a folder with the newest commit, by links to its records; return its manifest."""
         return make_snapshot(self._here(), self._records, Path(folder))
 
     @classmethod
     def restore(cls, snapshot: Path | str, folder: Path | str, fresh: Callable[[], Any], **options: Any) -> DiskStore:
-        """A new store in ``folder``, whatever it holds, that starts from a snapshot."""
+        """Open a new store that starts from a snapshot; replaces a store that ``folder`` holds."""
         with Lease(Path(folder)):
             clear(Path(folder))
             copy_snapshot(Path(snapshot), Path(folder))
         return cls(folder, fresh, **options)
 
     def quiesce(self) -> None:
-        """Wait until no thread of the store is at work, so that the process may fork."""
+        """Wait until all threads of the store are idle, so that the process may fork."""
         self._here()
         self._staging.quiesce()
         self._reader.quiesce()
 
     def close(self) -> None:
-        """Drop what was staged and let others write; may be called twice."""
+        """Drop staged records and release the folder to other writers; may be called twice."""
         if not self._open or self._pid != os.getpid():
             return
         self._reader.close()
@@ -202,6 +203,14 @@ class DiskStore:
         self._segments.close()
         self._index.close()
         self._lease.release()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process opened the store, and has not closed it: a forked child must leave it alone."""
+        return self._open and self._pid == os.getpid()
+
+    def state_dict(self) -> None:
+        """Nothing: a checkpoint has a snapshot beside it."""
 
     def __enter__(self) -> DiskStore:
         return self
@@ -236,8 +245,15 @@ class DiskStore:
 
 
 def _leave_to_parent() -> None:
-    # a child that closed the connection, if only by forgetting it, would meddle with its parent's database
+    # keep a reference: closing the connection in a child, even by garbage collection, would harm the parent's database
     _OF_PARENTS.extend(store._index for store in _OPEN)
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+def _quiesce() -> None:
+    # a child must not inherit locks that a thread of the store, which it does not have, would have released
+    for store in list(_OPEN):
+        if store.is_mine:
+            store.quiesce()
+
+
+os.register_at_fork(before=_quiesce, after_in_child=_leave_to_parent)

@@ -1,6 +1,6 @@
 """Make changes on disk durable: the only module of the store that writes, links or removes files.
 
-Every step after which a crash leaves the disk in another state passes through :func:`point`.
+Every step after which a crash would leave the disk in another state calls :func:`point`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def point(name: str) -> None:
 def temporary(path: Path) -> Path:
     """The name under which a file is written before it is complete, in the folder of the file.
 
-    It depends on the file's name alone, so that the next attempt overwrites what a killed one left behind.
+    It depends on the file's name alone, so that the next attempt overwrites the leftover of a killed process.
 
     >>> temporary(Path("run/last.ckpt")).as_posix()
     'run/.last.ckpt.part'
@@ -50,7 +50,7 @@ def temporary(path: Path) -> Path:
 
 
 def write(path: Path, buffers: Iterable[Buffer], *, sync: bool = True) -> int:
-    """Write a file whole or not at all; return its size. Without ``sync``, the caller syncs the folder later.
+    """Write a file completely or not at all; return its size. Without ``sync``, the caller syncs the folder later.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "a"
@@ -67,7 +67,7 @@ def write(path: Path, buffers: Iterable[Buffer], *, sync: bool = True) -> int:
 
 
 def create(path: Path) -> BinaryIO:
-    """Make a file that is appended to; its name is durable.
+    """Create a file for appending; its name is durable.
 
     >>> from tempfile import mkdtemp
     >>> create(Path(mkdtemp()) / "a").close()
@@ -82,7 +82,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def append(descriptor: int, path: Path, buffers: Iterable[Buffer]) -> int:
-    """Write behind the end of a file, durably; return where. On any error the file is as long as before.
+    """Append to a file durably; return the offset. After any error the file has its old length.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "a"
@@ -114,7 +114,7 @@ def _write_all(descriptor: int, view: memoryview) -> None:
 
 @contextmanager
 def complete(path: Path, size: int = 0, *, sync: bool = True) -> Iterator[Path]:
-    """Yield a temporary beside ``path``; on leaving, sync it and rename it to ``path``. On any error, remove it.
+    """Yield a temporary file next to ``path``; at the end sync it and rename it to ``path``. On any error, remove it.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "a"
@@ -150,7 +150,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# syncs size and data, but not the times of a file, which no one needs
+# fdatasync skips the file's times, which the store does not need
 _sync_file = getattr(os, "fdatasync", os.fsync)
 
 
@@ -168,7 +168,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder and its parents, durably.
+    """Create a folder and its parents, durably.
 
     >>> from tempfile import mkdtemp
     >>> make_folder(Path(mkdtemp()) / "a" / "b").is_dir()
@@ -187,7 +187,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def link(source: Path, target: Path) -> bool:
-    """Give a file a second name, or copy it where links fail; return whether it was linked.
+    """Link a file to a second name, or copy it if the disk does not support links; return whether it was linked.
 
     The caller syncs the folder of ``target``, once for many links.
 
@@ -215,7 +215,7 @@ def link(source: Path, target: Path) -> bool:
 
 
 def cut(path: Path, size: int) -> None:
-    """Cut off what a killed process left behind the end of a file that is appended to.
+    """Truncate a file to ``size``, to remove an append that a killed process did not finish.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "a"
@@ -228,7 +228,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there. The removal may be undone by a power failure: only garbage is removed.
+    """Remove a file if it exists. A power failure may undo the removal, so use it for garbage only.
 
     >>> remove(Path("not there"))
     """
@@ -238,7 +238,7 @@ def remove(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with everything in it, if it is there; a link is removed, not followed.
+    """Remove a folder and its content, if it exists; a symbolic link is removed, not followed.
 
     >>> remove_folder(Path("not there"))
     """

@@ -1,4 +1,4 @@
-"""Write records into files: a large one alone, the small ones of a commit together behind the end of a segment."""
+"""Write records into files: large records into a file each, the small records of a commit to the end of a segment."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_fed.store.identity import SERVER, cid_of, key_of, name_of
 from lightning_fed.store.records import Encoded, Location, Record, encode
 from lightning_fed.store.schema import Moved, Row
 
-LARGE = 2**20  # bytes from which a record has a file of its own
-SEGMENT = 2**24  # bytes from which nothing more is appended to a segment
+LARGE = 2**20  # minimum bytes of a record that gets its own file
+SEGMENT = 2**24  # bytes from which a segment is closed
 
 _NAME = re.compile(r"[0-9a-f]+(-[0-9a-f-]+\.safetensors|\.segment)")
 
 
 def is_large(record: Record) -> bool:
-    """Whether a record has a file of its own.
+    """Whether a record gets its own file.
 
     >>> is_large(Record("a", 0, {}))
     False
@@ -34,7 +34,7 @@ def is_large(record: Record) -> bool:
 
 
 def write_alone(folder: Path, record: Record, encoded: Encoded | None = None) -> Row:
-    """Write a record as a file of its own; the caller syncs the folder."""
+    """Write a record to its own file; the caller syncs the folder."""
     encoded = encoded or encode(record)
     name = f"{name_of(key_of_record(record))}-{record.round}-{encoded.digest.hex()[:16]}.safetensors"
     durable.write(folder / name, encoded.buffers, sync=False)
@@ -42,10 +42,10 @@ def write_alone(folder: Path, record: Record, encoded: Encoded | None = None) ->
 
 
 class Segments:
-    """The segment that small records are appended to: one sync per commit, and few files to link in a snapshot.
+    """The segment to which small records are appended: one sync per commit, and few files to link in a snapshot.
 
-    Only the store that made a segment appends to it. Where a segment has a second name in a snapshot, or is linked
-    into a store that was restored from one, it only grows behind what their indices name.
+    Only the store that created a segment appends to it. If a snapshot, or a store restored from one, links the segment,
+    it grows only beyond the bytes that their indices name.
 
     >>> from tempfile import mkdtemp
     >>> segments = Segments(Path(mkdtemp()))
@@ -56,11 +56,11 @@ class Segments:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.name = ""  # of the segment that is open
+        self.name = ""  # name of the open segment
         self._file: BinaryIO | None = None
 
     def append(self, buffers: Iterable[durable.Buffer]) -> tuple[str, int]:
-        """Write buffers durably one behind the other; return the name of the file and where they begin."""
+        """Append buffers durably; return the name of the file and the offset of the first one."""
         if self._file is not None and os.fstat(self._file.fileno()).st_size >= SEGMENT:
             self.close()
         if self._file is None:
@@ -69,18 +69,18 @@ class Segments:
         return self.name, durable.append(self._file.fileno(), self.folder / self.name, buffers)
 
     def size(self) -> int:
-        """Bytes of the open segment, those that a failed commit left behind included."""
+        """Bytes of the open segment, including those of a failed commit."""
         return 0 if self._file is None else os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Append nothing more to the open segment."""
+        """Close the open segment; the next append opens a new one."""
         if self._file is not None:
             self._file.close()
         self._file, self.name = None, ""
 
 
 def read_raw(folder: Path, name: str, held: Iterable[Moved]) -> list[tuple[Moved, bytes]]:
-    """The bytes of records of one segment, unverified: their checksums go with them. Those that are cut off stay."""
+    """Read the bytes of records of one segment, unverified, since they contain checksums; skip truncated ones."""
     with suppress(OSError), (folder / name).open("rb") as file:
         found = [(old, os.pread(file.fileno(), old.length, old.start)) for old in held]
         return [(old, raw) for old, raw in found if len(raw) == old.length]
@@ -88,13 +88,13 @@ def read_raw(folder: Path, name: str, held: Iterable[Moved]) -> list[tuple[Moved
 
 
 def row_of(record: Record, encoded: Encoded, file: str, start: int) -> Row:
-    """The entry of the index for a record at this place."""
+    """Make the index entry of a record in ``file`` at ``start``."""
     facts = record.round, record.visits, *astuple(record.cost), record.layout
     return Row(key_of_record(record), file, start, encoded.length, encoded.digest, *facts)
 
 
 def location_of(folder: Path, row: Row) -> Location:
-    """The place that an entry of the index names; refuse a name that no store gives."""
+    """The location that an index entry names; refuse a file name that no store creates, as it may leave the folder."""
     if _NAME.fullmatch(row.file) is None:
         raise ValueError(f"The index of {folder} names {row.file!r}, which is not a file of a store.")
     client: ClientId | None = None if row.key == SERVER else cid_of(row.key)
@@ -102,7 +102,7 @@ def location_of(folder: Path, row: Row) -> Location:
 
 
 def key_of_record(record: Record) -> bytes:
-    """The key of the client, or of the server, that a record is of.
+    """The key of the client, or of the server, that owns a record.
 
     >>> key_of_record(Record("a", 0, {})), key_of_record(Record(None, 0, {}))
     (b's:a', b'server')
@@ -111,7 +111,7 @@ def key_of_record(record: Record) -> bytes:
 
 
 def prepare(folder: Path, new: bool = False) -> Path:
-    """Make a folder ready for an index; return the folder of its records, which is empty unless there is an index.
+    """Prepare a folder for an index; return the folder of its records, which is empty unless there is an index.
 
     >>> from tempfile import mkdtemp
     >>> prepare(Path(mkdtemp())).name
@@ -127,9 +127,9 @@ def prepare(folder: Path, new: bool = False) -> Path:
 
 
 def sweep(folder: Path, named: Mapping[str, int]) -> None:
-    """Remove what no manifest names: temporaries, staged and superseded records, tails of segments.
+    """Remove files that no manifest names: temporary, staged and superseded records, tails of segments.
 
-    Where a named file is missing, something is wrong with the names or the files: then nothing is removed.
+    If a named file is missing, the index or the files are damaged, so nothing is removed.
     """
     durable.remove(durable.temporary(folder.parent / "index.sqlite3"))
     found = list(os.scandir(folder))
@@ -138,12 +138,12 @@ def sweep(folder: Path, named: Mapping[str, int]) -> None:
     for entry in found:
         if entry.name not in named:
             durable.remove(Path(entry.path))
-        elif entry.name.endswith(".segment") and entry.stat().st_nlink == 1:  # else a snapshot may name the tail
+        elif entry.name.endswith(".segment") and entry.stat().st_nlink == 1:  # otherwise a snapshot may use the tail
             durable.cut(Path(entry.path), named[entry.name])
 
 
 def clear(folder: Path) -> None:
-    """Remove a store from its folder, the index first: without it the rest is garbage."""
+    """Remove a store from its folder, the index first, because without the index the records are garbage."""
     for name in ("index.sqlite3", "index.sqlite3-wal", "index.sqlite3-shm"):
         durable.remove(folder / name)
     durable.sync_folder(folder)

@@ -22,7 +22,7 @@ def key_of(cid: ClientId) -> bytes:
 
 
 def cid_of(key: bytes) -> ClientId:
-    """The id that a key stands for.
+    """Return the client id of a key.
 
     >>> [cid_of(key_of(cid)) for cid in (-17, "../x", "")]
     [-17, '../x', '']

@@ -1,7 +1,7 @@
-"""The index of a store: which record of which client lies where, in one SQLite database.
+"""The index of a store: the file and offset of each client's records, in one SQLite database.
 
-A manifest is what the store held after one commit. A record belongs to the manifests from ``born`` up to, but not
-including, ``died``. The two newest manifests are kept; one transaction moves from one manifest to the next.
+A manifest is the content of the store after one commit. A record belongs to the manifests from ``born`` up to, but not
+including, ``died``. The two newest manifests are kept; one transaction leads from one manifest to the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Index:
 
     @classmethod
     def open(cls, path: Path) -> Index:
-        """The index in this file, checked; an empty one if there is no file."""
+        """Open and check the index in this file; create an empty one if there is no file."""
         index = cls(Database.create(path))
         try:
             index._check()
@@ -49,11 +49,11 @@ class Index:
 
     @classmethod
     def of_snapshot(cls, path: Path) -> Index:
-        """The index of a snapshot, only to be read."""
+        """Open the index of a snapshot for reading only."""
         return cls(Database.of_snapshot(path))
 
     def _check(self) -> None:
-        """Compare the living records with the sum that the newest manifest noted of them."""
+        """Compare the living records with their checksum in the newest manifest."""
         (found,) = self.connection.execute("PRAGMA integrity_check(1)").fetchone()
         if found != "ok":
             raise DamagedRecordError(self.database.path, "index", str(found))
@@ -80,7 +80,7 @@ class Index:
     def rows(self, *, server: bool = False) -> Iterator[Row]:
         """All living records of clients (and of the server), in the order of their first visits.
 
-        They are read a page at a time, so that no reading is under way when the caller commits between two of them.
+        Reads a page at a time, so that no query is open when the caller commits between two records.
         """
         query = f"SELECT client, {ROW} FROM {JOINED} WHERE died IS NULL AND client > ? ORDER BY client LIMIT {_PAGE}"
         last = 0
@@ -89,7 +89,7 @@ class Index:
             yield from (Row(*rest) for _, *rest in found if server or rest[0] != SERVER)
 
     def count(self) -> int:
-        """How many clients have a living record."""
+        """Number of clients with a living record."""
         query = "SELECT count(*) FROM records JOIN clients ON clients.number = client WHERE died IS NULL AND key != ?"
         count: int = self.connection.execute(query, (SERVER,)).fetchone()[0]
         return count
@@ -103,7 +103,7 @@ class Index:
         return dict(self.connection.execute("SELECT name, bytes FROM files"))
 
     def hollow(self, most: int, but: str) -> Iterator[tuple[str, list[Moved]]]:
-        """Records of segments less than half alive, up to ``most`` bytes; none of the file ``but``."""
+        """Yield records of segments with less than half living bytes, up to ``most`` bytes; skip the file ``but``."""
         query = "SELECT number, name FROM files WHERE alive * 2 < bytes AND name != ? ORDER BY alive LIMIT 10"
         for number, name in self.connection.execute(query, (but,)).fetchall():
             held = "SELECT number, start, length, digest FROM records WHERE file = ?"
@@ -122,13 +122,13 @@ class Index:
         moved: Iterable[tuple[str, Moved]] = (),
         removed: Sequence[bytes] = (),
     ) -> list[str]:
-        """Move to the next manifest in one transaction; return the files that no kept manifest names any more.
+        """Write the next manifest in one transaction; return the files that no kept manifest names any more.
 
         Args:
-            rows: the records that are new.
-            files: the files that are new, with their sizes.
-            moved: records of older files with the new file and place of each.
-            removed: keys of clients that are to have no record any more.
+            rows: the new records.
+            files: the new files, with their sizes.
+            moved: records of older files, with the new file and offset of each.
+            removed: keys of clients whose records end.
         """
         with self.database.transaction():
             newest = "SELECT number, sum FROM manifests ORDER BY number DESC LIMIT 1"
@@ -151,7 +151,7 @@ class Index:
             return self._forget(now - 1) + [name for name in emptied if name is not None]
 
     def _changed(self, total: int, rows: Sequence[Row], removed: Sequence[bytes]) -> int:
-        """The sum over the living records once ``rows`` have taken the places of their clients' older ones."""
+        """The checksum of the living records after ``rows`` have replaced their clients' older records."""
         for key in (*removed, *(row.key for row in rows)):
             if (older := self.find(key)) is not None:
                 total ^= older.sum()
@@ -164,7 +164,7 @@ class Index:
         self.connection.execute(query, (now, key))
 
     def _move(self, name: str, record: Moved) -> str | None:
-        """Let a record lie in another file; return the name of its old one if that holds none any more."""
+        """Move a record to another file; return the name of its old file if that has no records left."""
         change = "UPDATE files SET alive = alive + ? WHERE"
         (old,) = self.connection.execute("SELECT file FROM records WHERE number = ?", (record.number,)).fetchone()
         self.connection.execute(f"{change} number = ?", (-record.length, old))
@@ -185,7 +185,7 @@ class Index:
         )
 
     def _forget(self, before: int) -> list[str]:
-        """Drop records that died up to manifest ``before``; return the files that hold none any more."""
+        """Drop records that died up to manifest ``before``; return the files that have no records left."""
         dead = self.connection.execute(
             "SELECT number, file, length FROM records WHERE died <= ? AND died IS NOT NULL", (before,)
         ).fetchall()
@@ -201,7 +201,7 @@ class Index:
         return empty
 
     def _drop_file(self, number: int) -> str | None:
-        """Forget a file that holds no record any more; return its name."""
+        """Drop a file that has no records left; return its name, or None if it has some."""
         query = "SELECT name FROM files WHERE number = ? AND alive = 0"
         if (found := self.connection.execute(query, (number,)).fetchone()) is None:
             return None
@@ -223,7 +223,7 @@ class Index:
             return empty
 
     def copy(self, path: Path) -> dict[str, int]:
-        """Write the newest manifest alone as a database of its own, in one file; return the files that it names."""
+        """Write the newest manifest alone to a separate database file; return the files that it names."""
         copied = Index(Database.copy_of(self.database, path))
         try:
             copied.drop_older()

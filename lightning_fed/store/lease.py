@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that the kernel releases when its holder dies, and a note that names the holder."""
+"""Allow one writer per folder: by a lock that the kernel releases when its holder dies, and a note of the holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HELD: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 class LeaseError(RuntimeError):
-    """Another process writes to this folder; the message names it.
+    """Another process writes to this folder; the message names the process.
 
     >>> raise LeaseError("run is in use by process 7 on host, since 2026-01-01 00:00:00.")
     Traceback (most recent call last):
@@ -28,7 +28,7 @@ class LeaseError(RuntimeError):
 class Lease:
     """The right to write to a folder, until it is released or the process ends.
 
-    A forked child does not hold it, even if it outlives its parent.
+    A forked child does not hold the lease, even if it outlives its parent.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
@@ -61,7 +61,7 @@ class Lease:
         _HELD.add(self)
 
     def release(self) -> None:
-        """Let others write; may be called twice."""
+        """Release the folder to other writers; may be called twice."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -90,7 +90,7 @@ def _holder(descriptor: int) -> str:
 
 
 def _let_go_in_child() -> None:
-    # closing is enough: the lock belongs to the parent's open file, which stays open there
+    # closing the child's descriptor does not unlock: the parent's descriptor of the same open file holds the lock
     for lease in _HELD:
         lease.release()
 

@@ -1,4 +1,4 @@
-"""Read records in a thread before they are asked for."""
+"""Read records in a background thread before they are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_fed.store.records import Location, Record, read
 
 
 class ReadAhead:
-    """Records that are read before they are asked for, at most ``most`` bytes (and at least one record) at a time."""
+    """Reads records before they are needed, at most ``most`` bytes (and at least one record) at a time."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -19,13 +19,13 @@ class ReadAhead:
         self._reading: dict[bytes, tuple[Location, Future[Record]]] = {}
 
     def ask(self, wanted: Iterable[tuple[bytes, Location]]) -> None:
-        """Read these next; what was read for an earlier call and not taken is dropped."""
+        """Read these records next; drop records of an earlier call that were not taken."""
         self.forget()
         self._waiting.extend(wanted)
         self._go_on()
 
     def take(self, key: bytes, location: Location) -> Record | None:
-        """The record of this place, if it was read ahead or is being read."""
+        """Return the record at this location if it was read ahead or is being read; otherwise None."""
         found = self._reading.pop(key, None)
         if found is None:
             return None
@@ -36,15 +36,15 @@ class ReadAhead:
         return found[1].result()
 
     def forget(self) -> None:
-        """Drop what waits and what was read."""
+        """Drop waiting requests and records that were read."""
         self._waiting.clear()
         for _, future in self._reading.values():
             future.cancel()
         self._reading.clear()
 
     def quiesce(self) -> None:
-        """Wait until nothing is being read."""
-        self._thread.submit(int).result()  # the thread works in order, so all before has been done
+        """Wait until no record is being read."""
+        self._thread.submit(int).result()  # the one thread runs tasks in order, so all earlier ones are done
 
     def close(self) -> None:
         self.forget()

@@ -1,4 +1,4 @@
-"""Read records: from RAM if they were used lately, from what was read ahead, or from their files."""
+"""Read records: recent ones from RAM, others from read-ahead or from their files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Reader:
         self._ahead.ask((row.key, location_of(self.folder, row)) for row in missing)
 
     def quiesce(self) -> None:
-        """Wait until nothing is being read."""
+        """Wait until no record is being read."""
         self._ahead.quiesce()
 
     def close(self) -> None:

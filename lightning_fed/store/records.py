@@ -1,15 +1,15 @@
 """One client's memory as a safetensors record, with checksums over everything.
 
-The header's ``__metadata__`` holds the identity (client, round), what else a memory holds, and a SHA-256 of every
-tensor's bytes; its first entry is the SHA-256 of the header itself, taken with zeros in its place. So the header's
-digest stands for the whole record, and damage can be told by tensor. Nothing is pickled.
+The header's ``__metadata__`` holds the identity (client, round), the numbers of a memory, and a SHA-256 of every
+tensor's bytes; its first entry is the SHA-256 of the header itself, computed with zeros in place of that entry. So the
+header's digest covers the whole record, and damage can be located by tensor. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +25,7 @@ VERSION = 1
 _BLANK = "0" * 64
 _OPENING = b'{"__metadata__":{"sha256":"'
 _SEALED = slice(len(_OPENING), len(_OPENING) + len(_BLANK))
-_MOST_HEADER = 2**26  # a longer one is damage, not a header
+_MOST_HEADER = 2**26  # a larger length in a file means damage
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
@@ -37,7 +37,9 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What is written of one client after one round; of the server where ``client`` is None.
+    """The data of one client after one round, as they are written; of the server if ``client`` is None.
+
+    ``visits`` and ``cost`` are not in the file but in the index: a record is written while its round goes on.
 
     >>> Record("a", 3, {"x_i": torch.ones(2)}, visits=1).bytes
     8
@@ -64,7 +66,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A record as it is written: header and the tensors' own memory, not copied."""
+    """An encoded record: the header and views of the tensors' memory, without copies."""
 
     header: bytes
     data: list[memoryview]
@@ -81,7 +83,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a record lies, and what it must be; may be handed to another process.
+    """File, offset and expected digest of a record; may be sent to another process.
 
     >>> Location(Path("records/a"), 0, 8, b"digest", "a", 3).client
     'a'
@@ -96,7 +98,7 @@ class Location:
 
 
 def encode(record: Record) -> Encoded:
-    """Lay a record out as safetensors.
+    """Encode a record as safetensors.
 
     >>> from lightning_fed.store.durable import write
     >>> from tempfile import mkdtemp
@@ -111,14 +113,14 @@ def encode(record: Record) -> Encoded:
     for name, tensor in _named(record):
         view = _bytes_of(tensor)
         dtype, shape = _NAMES.get(tensor.dtype), list(tensor.shape)
-        if dtype is None:  # safetensors has no name for it
+        if dtype is None:  # safetensors has no name for this dtype, so write bytes and note the dtype in the metadata
             odd[name], dtype, shape = [str(tensor.dtype).removeprefix("torch."), shape], "U8", [len(view)]
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(view)]}
         sums[name] = sha256(view).hexdigest()
         data.append(view)
         at += len(view)
     metadata = {"sha256": _BLANK, "format": "pt", "lightning_fed": str(VERSION), "client": json.dumps(record.client)}
-    facts = {"round": record.round, "visits": record.visits, "cost": astuple(record.cost), "layout": record.layout}
+    facts = {"round": record.round, "layout": record.layout}
     metadata |= {name: json.dumps(value) for name, value in {**facts, "sums": sums, "dtypes": odd}.items()}
     header = bytearray(json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode())
     header += b" " * (-len(header) % 8)
@@ -144,7 +146,7 @@ def _view(plain: Tensor) -> memoryview:
 
 
 def read(location: Location) -> Record:
-    """Read a record and verify all of it; raise DamagedRecordError where it is not what was written.
+    """Read a record and verify all of it; raise DamagedRecordError if it differs from what was written.
 
     >>> read(Location(Path("a"), 0, 8, b"digest", 1, 3))
     Traceback (most recent call last):
@@ -174,8 +176,7 @@ class _Reading:
         for name, tensor in found.items():
             kind, _, own = name.partition("/")
             parts[kind][own] = tensor
-        facts = metadata["visits"], Cost(*metadata["cost"]), metadata["layout"]
-        return Record(where.client, where.round, parts["state"], parts["buffers"], *facts)
+        return Record(where.client, where.round, parts["state"], parts["buffers"], layout=metadata["layout"])
 
     def _header(self, file: BinaryIO) -> dict[str, Any]:
         size = int.from_bytes(self._exactly(file, 8, "header"), "little")
@@ -196,7 +197,7 @@ class _Reading:
 
     @staticmethod
     def _foreign(raw: bytes | bytearray) -> str | None:
-        """Tell whether a header that can be parsed is of another version."""
+        """Describe the version of a header that can be parsed but has another version; otherwise None."""
         try:
             version = json.loads(raw)["__metadata__"].get("lightning_fed")
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -225,7 +226,7 @@ class _Reading:
         if name in metadata["dtypes"]:
             text, shape = metadata["dtypes"][name]
             dtype = getattr(torch, text)
-        tensor = torch.empty(shape, dtype=dtype)  # memory of its own: aligned as torch aligns, so kernels act alike
+        tensor = torch.empty(shape, dtype=dtype)  # torch's own alignment, because the bits of kernels may depend on it
         view = _view(tensor)
         got = file.readinto(view) if len(view) else 0  # type: ignore[attr-defined]
         if got != len(view):

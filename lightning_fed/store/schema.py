@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import NamedTuple
 
-from lightning_fed.core.memory import Cost
+from lightning_fed.core.memory import Cost, Summary
 
 VERSION = 1
 
@@ -31,22 +31,8 @@ ROW = (
 JOINED = "records JOIN clients ON clients.number = client JOIN files ON files.number = file"
 
 
-class Summary(NamedTuple):
-    """What the index knows of a client, without its tensors.
-
-    >>> Summary(visits=2, cost=Cost(steps=3), bytes=8, round=5, layout=0).cost.steps
-    3
-    """
-
-    visits: int
-    cost: Cost
-    bytes: int
-    round: int
-    layout: int
-
-
 class Row(NamedTuple):
-    """One record as the index knows it."""
+    """The index entry of one record."""
 
     key: bytes
     file: str
@@ -62,12 +48,12 @@ class Row(NamedTuple):
     layout: int
 
     def sum(self) -> int:
-        """A number for what this row says, wherever the record lies; a manifest notes all of them, by exclusive or."""
+        """Checksum of this row without file and offset; a manifest stores the exclusive or over all living rows."""
         said = repr((self.key, self.length, self.digest, *self[5:]))
         return int.from_bytes(sha256(said.encode()).digest(), "little")
 
     def summary(self) -> Summary:
-        """What this row says of its client."""
+        """The client's numbers in this row."""
         cost = Cost(self.bytes_down, self.bytes_up, self.steps, self.gradients)
         return Summary(self.visits, cost, self.length, self.round, self.layout)
 

@@ -1,4 +1,4 @@
-"""Snapshots: folders that hold one commit of a store, complete, by links to its records."""
+"""Snapshots: folders with one complete commit of a store, by links to its records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.cache import digest_of
+from lightning_fed.core.memory import Build, ClientId, Memory
 from lightning_fed.store import durable
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.files import location_of
+from lightning_fed.store.identity import cid_of
 from lightning_fed.store.index import Index
 from lightning_fed.store.records import read
 
@@ -20,7 +22,7 @@ MANIFEST = "manifest.json"
 
 
 def make_snapshot(index: Index, records: Path, folder: Path) -> dict[str, Any]:
-    """Link the records of the newest commit into a new folder; its manifest, written last, says that it is complete."""
+    """Link the records of the newest commit into a new folder; the manifest, written last, marks it as complete."""
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; a snapshot needs a folder of its own.")
     durable.make_folder(folder)
@@ -50,7 +52,7 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a snapshot, verified, as is its index; raise DamagedRecordError where they are not as written.
+    """Read a snapshot's manifest, and verify it and the index; raise DamagedRecordError if one of them is damaged.
 
     >>> from tempfile import mkdtemp
     >>> folder = Path(mkdtemp())
@@ -68,7 +70,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise DamagedRecordError(path, "manifest", error.strerror or str(error)) from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedRecordError(path, "manifest", "this is no manifest") from error
+        raise DamagedRecordError(path, "manifest", "this is not a manifest") from error
     if version != VERSION:
         raise DamagedRecordError(path, "version", f"format version {version}, this program reads {VERSION}")
     if claimed != _digest(facts):
@@ -104,8 +106,23 @@ def _files(snapshot: Path) -> list[str]:
         index.close()
 
 
+def memories_in(folder: Path | str, build: Build) -> dict[ClientId, Memory]:
+    """All memories of a snapshot, verified, in RAM; ``build`` makes a state of its tensors and their layout."""
+    folder = Path(folder)
+    read_manifest(folder)
+    index, found = Index.of_snapshot(folder / "index.sqlite3"), {}
+    try:
+        for row in index.rows():
+            record, known = read(location_of(folder / "records", row)), row.summary()
+            state = build(record.tensors, record.layout)
+            found[cid_of(row.key)] = Memory(state, known.visits, record.buffers, known.cost, record.layout)
+    finally:
+        index.close()
+    return found
+
+
 def verify_snapshot(folder: Path | str) -> list[DamagedRecordError]:
-    """Read everything that a snapshot holds; list what is damaged, by file and part.
+    """Read all records of a snapshot; list the damage, by file and part.
 
     >>> [str(damage) for damage in verify_snapshot("nowhere")]
     ['nowhere/manifest.json is damaged: manifest: No such file or directory']

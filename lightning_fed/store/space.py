@@ -1,4 +1,4 @@
-"""Whether something fits the disk."""
+"""Check the free space of a disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def check_space(folder: Path | str, size: int) -> None:
-    """Refuse with the sum if ``size`` bytes more do not fit the disk of a folder, which need not exist yet.
+    """Raise an error with the numbers if the disk of a folder, which need not exist yet, has less than ``size`` left.
 
     >>> check_space("not/yet", 1)
     >>> check_space(".", 10**18)  # doctest: +ELLIPSIS

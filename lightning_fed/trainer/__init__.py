@@ -1,1 +1,1 @@
-"""Everything that touches Lightning: loops, hooks, its private names, checks of a trainer, the state of a module."""
+"""Everything that touches Lightning's Trainer: loops, hooks, the local clock, checks, the state of a module."""

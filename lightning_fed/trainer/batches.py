@@ -1,4 +1,4 @@
-"""A batch on its way to the module."""
+"""Move batches to the device of the module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_fed.lightning import before_transfer, call_strategy_hook, pl
 
 
 def move_batch(trainer: pl.Trainer, batch: Any) -> Any:
-    """A batch on its way to the device, through the module's and the datamodule's transfer hooks."""
+    """Convert a batch and move it to the device, through the module's and the datamodule's transfer hooks."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = before_transfer(trainer.lightning_module, batch)
     return call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)

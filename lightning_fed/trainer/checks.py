@@ -1,4 +1,4 @@
-"""What a federated fit refuses, before any work is done."""
+"""Refuse settings that a federated fit cannot run, before any work is done."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_setup(
     sampler: Sampler,
     work: LocalWork,
 ) -> None:
-    """Everything that can be known before the model is set up."""
+    """Check everything that is known before the model is set up."""
     check_lightning_version()
     check_trainer(trainer)
     _check_module(module)
@@ -127,23 +127,23 @@ def _check_plain(trainer: pl.Trainer, why: str) -> None:
 
 
 def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, Any]) -> None:
-    """A tolerance needs a question that has a solution to be near to."""
+    """Refuse a tolerance for an algorithm whose local problem has no minimiser to approximate."""
     if tolerance is None:
         return
     if algorithm.traits.plain_sgd is not None:
         raise ValueError(
             f"{type(algorithm).__name__} asks for local steps, not for a minimiser, so local_tolerance={tolerance} has"
-            f" nothing to be near to. Omit local_tolerance. ({algorithm.traits.plain_sgd})"
+            f" no minimiser to compare with. Omit local_tolerance. ({algorithm.traits.plain_sgd})"
         )
     tolerance.limit(0, algorithm.traits.penalty, 1.0)
 
 
 def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -> None:
-    """What depends on the optimisers: a penalty inside the gradient must reach them whole."""
+    """Refuse optimisers and schedulers that the algorithm's penalty or local steps do not allow."""
     if any(config.interval == "step" and config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
         raise ValueError(
-            "ReduceLROnPlateau with interval 'step' looks at a metric after every local step, and metrics of a"
-            " federation are those of a round. Use interval 'epoch'."
+            "ReduceLROnPlateau with interval 'step' reads a metric after every local step, but metrics of a"
+            " federation exist once per round. Use interval 'epoch'."
         )
     if algorithm.traits.plain_sgd is not None:
         _check_plain(trainer, algorithm.traits.plain_sgd)

@@ -1,4 +1,4 @@
-"""Time as a module sees it while it works for a client."""
+"""Counters of steps and epochs as a module sees them during a visit."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from lightning_fed.lightning import pl
 
 
 class LocalClock:
-    """Counts as a plain ``Trainer(max_epochs=rounds, limit_train_batches=T)`` would, while it runs.
+    """While the clock runs, counts as a plain ``Trainer(max_epochs=rounds, limit_train_batches=T)`` would.
 
     T is one number for the whole run: the batches of ``local_steps``, or the most that any client's local epochs have.
-    Loggers, checkpoints and callbacks count rounds, so the clock runs only while code of the module is at work.
+    Loggers, checkpoints and callbacks count rounds, so the clock runs only while code of the module is executed.
 
     Args:
-        most_batches: gives T, in batches.
+        most_batches: computes T, in batches.
     """
 
     def __init__(self, trainer: pl.Trainer, most_batches: Callable[[], int]) -> None:
         self.trainer, self._most_batches = trainer, most_batches
         self.running = False
-        self.batch_idx: int | None = None  # of the batch at work in a visit
+        self.batch_idx: int | None = None  # index of the current batch in a visit
         self._batches: int | None = None
 
     @property
@@ -37,12 +37,12 @@ class LocalClock:
         return -(-self.batches // self.trainer.accumulate_grad_batches)
 
     def prepare(self) -> None:
-        """Run from here to the start of the fit, so that schedules over all local steps can be set up."""
+        """Start the clock until the fit begins, so that schedules over all local steps can be set up."""
         self._batches, self.running = None, True
 
     @contextmanager
     def turned(self, on: bool) -> Iterator[None]:
-        """Run, or stand still, for a while."""
+        """Start or stop the clock inside a with block."""
         before, self.running = self.running, on
         try:
             yield
@@ -51,6 +51,6 @@ class LocalClock:
 
 
 def local_time(trainer: pl.Trainer) -> AbstractContextManager[None]:
-    """Let a federated trainer's clock run while code of the module is at work; nothing in other trainers."""
+    """Run a federated trainer's clock inside a with block, for code of the module; does nothing in other trainers."""
     clock: LocalClock | None = getattr(trainer.fit_loop, "clock", None)
     return nullcontext() if clock is None else clock.turned(True)

@@ -1,4 +1,4 @@
-"""Random generators that a client's data keep for themselves."""
+"""Random generators that belong to a client's data."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OTHERS = (Tensor, np.ndarray, nn.Module, pl.Trainer, type, ModuleType)
 
 
 def streams_of(data: Any, client: ClientId, split: str = "train") -> list[Stream]:
-    """The random generators of a client's data set, its transforms and its datamodule, with their states."""
-    own = [value for name, value in vars(data).items() if name != "splits"]  # which has the data of others too
+    """Find the random generators of a client's data set, its transforms and its datamodule, with their states."""
+    own = [value for name, value in vars(data).items() if name != "splits"]  # splits holds other clients' data too
     waiting, seen, found = [*own, data.client_dataset(client, split)], dict[int, Any](), list[Stream]()
     while waiting:
         part = waiting.pop()
@@ -41,7 +41,7 @@ def streams_of(data: Any, client: ClientId, split: str = "train") -> list[Stream
 
 @contextmanager
 def undisturbed(data: Any, client: ClientId, split: str) -> Iterator[None]:
-    """Put back what is drawn from them."""
+    """Restore the random generators of a client's data after a with block."""
     streams = streams_of(data, client, split)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a module declares about its steps: contracts in the place of guesses."""
+"""Contracts that a module's class declares about its steps, so that none has to be guessed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lightning_fed.lightning import pl
 
 
 def declares(module: pl.LightningModule, contract: str, *steps: str) -> bool:
-    """Whether a module's class says ``contract = True`` of the steps that it has.
+    """Whether a module's class declares ``contract = True`` for its steps.
 
-    The declaration counts for the class that makes it and for subclasses, as long as they override neither ``forward``
-    nor one of the ``steps``, nor a method of their own kind that these may call: who changes a step declares anew.
+    The declaration holds for the class that makes it and for subclasses, as long as they override neither ``forward``
+    nor one of the ``steps``, nor a method of the user's that these may call: a subclass that does must declare again.
     """
     kinds = type(module).__mro__
     owner = next((i for i, kind in enumerate(kinds) if contract in vars(kind)), None)
@@ -26,12 +26,12 @@ def declares(module: pl.LightningModule, contract: str, *steps: str) -> bool:
 
 
 def _matters(name: str, steps: tuple[str, ...]) -> bool:
-    """Hooks and methods of Lightning's that are not steps are not called by them."""
+    """Whether overriding a method may change a step; steps do not call Lightning's other hooks and methods."""
     return name in (*steps, "forward") or not (hasattr(pl.LightningModule, name) or hasattr(nn.Module, name))
 
 
 def undeclared(module: Any) -> str:
-    """What to tell the user whose module could perhaps be stacked."""
+    """Advice for a user whose module could perhaps be stacked."""
     return (
         f"{type(module).__name__} does not declare that it can be stacked. If its training_step depends on nothing but"
         ' batch, parameters and buffers, set stackable = True in its class, or engine="vectorized" (docs/speed.md)'

@@ -1,6 +1,6 @@
-"""What stands in the way of a faster way to train, and what "plain SGD" means: every such question is answered here.
+"""Decide which faster ways to train a run allows, and what "plain SGD" means; no other module decides this.
 
-Functions that begin with ``why_not`` give a reason in words, or None if nothing stands in the way.
+Functions that begin with ``why_not`` return a reason against a way to train in words, or None if there is none.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.lightning import DoublePrecision, PassThroughProfiler, Precision, is_overridden, pl
 from lightning_fed.trainer.hooks import is_server, reading
 
-#: Models with fewer parameters gain nothing by steps in place.
+#: Minimum number of parameters for steps in place; smaller models do not gain.
 LARGE_MODEL = 2**18
 
-#: Optimisers that treat every number on its own, so that a stack of models is just a larger model.
+#: Optimisers that update every entry independently, so that a stack of models is just a larger model.
 ELEMENTWISE = (
     optim.SGD,
     optim.Adam,
@@ -50,14 +50,14 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 
 
 def why_not_hookless(trainer: pl.Trainer) -> str | None:
-    """What stands in the way of steps without hooks in this run; None if nothing does."""
+    """Why steps cannot skip Lightning's hooks in this run; None if they can."""
     if trainer.strategy.root_device.type != "cpu":
         return "batches move to another device"
     return needs_hooks(trainer)
 
 
 def needs_hooks(trainer: pl.Trainer) -> str | None:
-    """What needs Lightning's hooks in this run; None if nothing does."""
+    """Why this run needs Lightning's hooks; None if it does not."""
     module = trainer.lightning_module
     if not module.automatic_optimization:
         return "optimisation is manual"
@@ -88,10 +88,10 @@ def needs_hooks(trainer: pl.Trainer) -> str | None:
 
 
 def why_not_plain(optimizer: Optimizer, decay: bool = False, rates: bool = False) -> str | None:
-    """What its steps are other than ``x - lr * gradient`` with one lr.
+    """Why the steps of an optimiser are not ``x - lr * gradient`` with one lr; None if they are.
 
     Args:
-        decay, rates: whether weight decay, and groups with learning rates of their own, count as plain.
+        decay, rates: whether weight decay, and groups with different learning rates, count as plain.
     """
     groups = optimizer.param_groups
     if type(optimizer) is not SGD:
@@ -108,12 +108,12 @@ def why_not_plain(optimizer: Optimizer, decay: bool = False, rates: bool = False
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether its steps are ``x - lr * gradient`` with one lr."""
+    """Whether the steps of an optimiser are ``x - lr * gradient`` with one lr."""
     return why_not_plain(optimizer) is None
 
 
 def plain_lr(optimizers: Sequence[Optimizer]) -> float | None:
-    """The largest step size, where local steps are plain gradient steps; None where they are not."""
+    """The largest step size if local steps are plain gradient steps; otherwise None."""
     plain = all(why_not_plain(optimizer, decay=True, rates=True) is None for optimizer in optimizers)
     rates = [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
     return max(rates) if plain and rates else None
@@ -128,7 +128,7 @@ def is_listened_to(optimizer: Optimizer) -> bool:
 
 
 def is_in_place_possible(trainer: pl.Trainer) -> bool:
-    """Whether local steps are plain gradient steps of a large model, which are taken in place."""
+    """Whether local steps are plain gradient steps of a large model, so that they can be taken in place."""
     size = sum(p.numel() for p in trainer.lightning_module.parameters() if p.requires_grad)
     optimizer = trainer.optimizers[0]
     parting = len(optimizer.param_groups) > 1 and any(c.interval == "step" for c in trainer.lr_scheduler_configs)
@@ -137,7 +137,7 @@ def is_in_place_possible(trainer: pl.Trainer) -> bool:
 
 
 def why_not_stacked(trainer: pl.Trainer, work: LocalWork, keeps_buffers: bool, dtype: torch.dtype) -> str | None:
-    """Why clients cannot be stacked, as far as can be seen without trying."""
+    """Why clients cannot be stacked, as far as settings tell; the probe checks the rest."""
     module = trainer.lightning_module
     if reason := needs_hooks(trainer):
         return reason
@@ -167,7 +167,7 @@ def why_not_stacked(trainer: pl.Trainer, work: LocalWork, keeps_buffers: bool, d
 
 
 def hooked(module: nn.Module) -> str | None:
-    """The name of a parameter or a part with a hook, which may change or keep what it sees; None if there is none."""
+    """Name of a parameter or submodule with a hook, which may change or keep tensors; None if there is none."""
     for name, p in module.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             return name
@@ -178,7 +178,7 @@ def hooked(module: nn.Module) -> str | None:
 
 
 def why_not_workers(trainer: pl.Trainer) -> str | None:
-    """What stands in the way of other processes; None if nothing does."""
+    """Why clients cannot run in worker processes; None if they can."""
     if not hasattr(os, "fork") or not hasattr(os, "memfd_create"):
         return "this system cannot fork with shared memory"
     if trainer.strategy.root_device.type != "cpu":

@@ -1,4 +1,4 @@
-"""Hooks of a federation, beside Lightning's own."""
+"""Hooks of a federation, in addition to Lightning's."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from lightning_fed.lightning import pl
 
 @dataclass
 class Exactness:
-    """The norm of the question's gradient, and the largest that is good enough."""
+    """The norm of the local problem's gradient, and the largest norm that the tolerance allows."""
 
     residual: float
     limit: float
 
     @property
     def holds(self) -> bool:
-        """Whether the point that was last looked at is good enough."""
+        """Whether the last measured point is within the tolerance."""
         return self.residual <= self.limit
 
 
 @dataclass
 class Visit:
-    """One client's turn in a round, and how far it has come.
+    """One client's visit in a round, and its progress.
 
-    ``question`` is what it was last asked to minimise, ``certificate`` how exact it is under a tolerance; None if not.
+    ``question`` holds the terms of its last local problem, ``certificate`` its exactness if there is a tolerance.
     """
 
     round: int
@@ -48,7 +48,7 @@ class Visit:
 
 @dataclass(frozen=True, eq=False)
 class RoundReport:
-    """What happened in a committed round."""
+    """Results of a committed round."""
 
     round: int
     cohort: list[ClientId]
@@ -63,20 +63,20 @@ class RoundReport:
 
 
 class FederatedCallback(pl.Callback):
-    """A Lightning callback that is also told about rounds and visits.
+    """A Lightning callback with hooks for rounds and visits.
 
     Lightning's own hooks fire as well: ``on_train_epoch_start``, ``on_train_batch_start`` and their ends once per
     round, gradient hooks such as ``on_before_optimizer_step`` once per local step.
 
-    ``reads_module`` is False for a callback that never looks at the module in a hook about a visit, so that clients
-    may be trained elsewhere; ``is_server`` is True for the one that runs the federation.
+    ``reads_module`` is False for a callback that never reads the module in a hook about a visit, so that clients
+    may be trained in stacks or worker processes; ``is_server`` is True for the callback that runs the federation.
     """
 
     reads_module = True
     is_server = False
 
     def log_round(self, metrics: dict[str, float]) -> None:
-        """Log numbers about a round in full precision; what is not a number is left out."""
+        """Log numbers about a round in full precision; omits NaN."""
         known = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items() if value == value}
         self.log_dict(known, batch_size=1)
 
@@ -87,7 +87,7 @@ class FederatedCallback(pl.Callback):
         """Before a client's local work."""
 
     def on_client_step(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
-        """After each local batch; ``visit.step`` and ``visit.loss`` tell how it goes."""
+        """After each local batch; ``visit.step`` and ``visit.loss`` are its number and loss."""
 
     def on_client_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit, reply: Reply[Any, Any]
@@ -99,7 +99,7 @@ class FederatedCallback(pl.Callback):
 
 
 def listening(trainer: pl.Trainer, hook: str) -> list[Any]:
-    """The callbacks that do something in a federated hook."""
+    """The callbacks that override a federated hook."""
     nothing = getattr(FederatedCallback, hook)
     return [callback for callback in trainer.callbacks if getattr(type(callback), hook, nothing) is not nothing]
 
@@ -111,10 +111,10 @@ def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
 
 
 def reading(trainer: pl.Trainer, hook: str) -> list[Any]:
-    """The callbacks that may look at the module in a federated hook."""
+    """The callbacks that may read the module in a federated hook."""
     return [callback for callback in listening(trainer, hook) if getattr(callback, "reads_module", True)]
 
 
 def is_server(callback: pl.Callback) -> bool:
-    """Whether a callback is the one that runs the federation."""
+    """Whether a callback is the server, which runs the federation."""
     return bool(getattr(callback, "is_server", False))

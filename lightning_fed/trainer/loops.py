@@ -1,7 +1,7 @@
 """Lightning's fit loop with one round as one epoch of one batch.
 
-``FederatedFitLoop`` > ``RoundLoop`` > ``ClientLoop`` (in ``lightning_fed.local``): the first two keep everything that
-Lightning knows about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does the local
+``FederatedFitLoop`` > ``RoundLoop`` > ``ClientLoop`` (in ``lightning_fed.local``): the first two inherit everything
+that Lightning does about epochs (validation, checkpoints, limits, schedulers, early stopping), the last does the local
 work of a client.
 """
 
@@ -33,15 +33,15 @@ from lightning_fed.lightning import (
 from lightning_fed.trainer.clock import LocalClock
 from lightning_fed.trainer.hooks import RoundReport
 
-#: How far a round has come when a checkpoint is taken; what is left is done on resume.
+#: Progress of a round when a checkpoint is taken; resuming does the remaining stages.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
 
-#: Lightning's loops pass a data fetcher along; rounds have none.
+#: Lightning's loops take a data fetcher as an argument; rounds have none.
 NO_FETCHER: Any = None
 
 
 class RunsRounds(Protocol):
-    """What the loops need of the server."""
+    """The part of the server that the loops use."""
 
     @property
     def seed(self) -> int: ...
@@ -66,7 +66,7 @@ class RunsRounds(Protocol):
 
 
 class RoundResults(ResultCollection):
-    """What is logged during a round: per-step values become sample-weighted means over the round's clients."""
+    """Logged values of a round: per-step values become sample-weighted means over the round's clients."""
 
     complete = False
 
@@ -87,7 +87,7 @@ class RoundResults(ResultCollection):
 
 
 def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> None:
-    """As a module's ``log_dict`` in the hook ``fx``, without looking at every number as if it were the first."""
+    """Log numbers as a module's ``log_dict`` in the hook ``fx``, without its checks of every number, which are slow."""
     results = results_of(trainer)
     if is_first_log_in(trainer, fx):
         results.reset(metrics=False, fx=fx)
@@ -97,21 +97,21 @@ def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> N
 
 
 def weigh_by_samples(trainer: pl.Trainer, loader: object, batch_idx: int) -> None:
-    """Have Lightning weigh what is logged for a batch by its samples, where one loader tells how many there are."""
+    """Set the weight of values logged for a batch to its number of samples, if the loader knows this number."""
     sizes = known_sizes(loader)
     if sizes is not None and (results := active_results_of(trainer)) is not None:
         results.batch_size = sizes[batch_idx]
 
 
 def _move_if_elsewhere(metric: Any, device: Any, **kwargs: Any) -> Any:
-    value = vars(metric).get("value")  # a logged torchmetrics object is set only by its first update
+    value = vars(metric).get("value")  # a logged torchmetrics object has no value before its first update
     if value is not None and value.device != torch.device(device):
         type(metric).to(metric, device, **kwargs)
     return metric
 
 
 class RoundLoop(EpochLoop):
-    """One round: what Lightning takes for an epoch of a single batch."""
+    """One round, which Lightning sees as an epoch of a single batch."""
 
     def __init__(
         self, trainer: pl.Trainer, server: RunsRounds, clock: LocalClock, min_steps: int | None, max_steps: int
@@ -124,14 +124,14 @@ class RoundLoop(EpochLoop):
 
     @property
     def global_step(self) -> int:
-        """Rounds; steps of the optimiser, where the module's own code is at work."""
+        """Number of rounds; while code of the module is executed, number of optimiser steps."""
         if not self.clock.running:
             return self.server.rounds_done
         return self.server.local_time + int(self.client_loop.steps_taken)
 
     @property
     def optimizer_steps(self) -> int:
-        """Steps of the optimisers since this loop was made, as Lightning counts them."""
+        """Optimiser steps since this loop was made, as Lightning counts them."""
         return super().global_step
 
     @property
@@ -149,7 +149,7 @@ class RoundLoop(EpochLoop):
         self._max_rounds = rounds
 
     def on_run_start(self, data_fetcher: Any) -> None:
-        """There is no loader to prepare: each visit makes its own."""
+        """Do nothing: there is no loader to prepare, because each visit makes its own."""
 
     def advance(self, data_fetcher: Any) -> None:
         trainer, results = self.trainer, results_of(self.trainer)
@@ -180,7 +180,7 @@ class RoundLoop(EpochLoop):
 
 
 class FederatedFitLoop(FitLoop):
-    """Counts rounds where Lightning counts epochs."""
+    """Lightning's fit loop, counting rounds instead of epochs."""
 
     epoch_loop: RoundLoop
 
@@ -190,7 +190,7 @@ class FederatedFitLoop(FitLoop):
 
     @classmethod
     def install(cls, trainer: pl.Trainer, server: RunsRounds) -> None:
-        """Put a federated loop in the place of the trainer's own, with its limits, data source and validation."""
+        """Replace the trainer's fit loop by a federated one with the same limits, data source and validation."""
         old = trainer.fit_loop
         new = cls(trainer, server, old.min_epochs, old.max_epochs)
         new.epoch_loop = RoundLoop(trainer, server, new.clock, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
@@ -200,7 +200,7 @@ class FederatedFitLoop(FitLoop):
 
     @property
     def max_batches(self) -> int | float:
-        """One batch, the round; those of a visit, where the module's own code is at work."""
+        """1, because a round is one batch; while code of the module is executed, the batches of a visit."""
         return self.clock.batches if self.clock.running and self._max_batches else self._max_batches
 
     @max_batches.setter
@@ -249,7 +249,7 @@ class FederatedFitLoop(FitLoop):
         return {**super().on_save_checkpoint(), "federated": rounds}
 
     def load_state_dict(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Rebuild every counter from the number of rounds and how far the last one had come."""
+        """Rebuild every counter from the number of rounds and the stage of the last round."""
         saved = state_dict.get(prefix + "state_dict", {}).get("federated")
         self.server.resume(self.trainer, saved)
         assert saved is not None
@@ -270,7 +270,7 @@ class FederatedFitLoop(FitLoop):
         self._saved_metrics = saved["metrics"] if unfinished else {}
 
     def _finish_round(self, stage: str) -> None:
-        """Do what the interrupted run would have done after its checkpoint: validate, end the epoch, step plateaus."""
+        """Do the remaining stages of a round after its checkpoint: validate, end the epoch, step plateau schedulers."""
         restore_callback_metrics(self.trainer, self._saved_metrics)
         if stage == TRAINED:
             self.epoch_loop.on_advance_end(NO_FETCHER)

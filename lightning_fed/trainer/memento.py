@@ -1,9 +1,9 @@
-"""Remember what plain Python objects hold, and put it back into the same objects.
+"""Record the content of plain Python objects, and restore it into the same objects.
 
-A walk over everything reachable from some attributes notes the own content of each object that can change: the entries
-of a container, the attributes of an object, the numbers of a tensor or an array, the state of a random generator. To
-write these contents back makes every object what it was. Unlike a deep copy it keeps identities, so callbacks and
-closures that hold the same objects see them restored too.
+A walk over everything reachable from some attributes notes the content of each mutable object itself: the entries of a
+container, the attributes of an object, the numbers of a tensor or an array, the state of a random generator. Writing
+these contents back restores every object. Unlike a deep copy this keeps identities, so callbacks and closures that
+hold the same objects see them restored too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lightning_fed.trainer.notes import (
     Stream,
 )
 
-#: Objects that cannot change, or that a whole process shares.
+#: Immutable objects, and objects that the whole process shares.
 FIXED = (
     *VALUES,
     *(type(None), type, range, slice, ModuleType, weakref.ref, Enum, PurePath, logging.Logger),
@@ -49,23 +49,23 @@ CACHES = frozenset({"_flags_cache"})
 
 
 class NotCopyableError(Exception):
-    """An object can neither be copied nor looked into, such as a lock, an open file or a running generator."""
+    """An object can neither be copied nor inspected, such as a lock, an open file or a running generator."""
 
 
 class Memento:
     """The content of everything reachable from some objects.
 
     Args:
-        is_outside: says which objects are not looked into.
+        is_outside: whether an object is not inspected.
     """
 
     def __init__(self, is_outside: Callable[[Any], bool] = lambda value: False) -> None:
         self.is_outside = is_outside
         self.notes: list[Note] = []
-        self._seen: dict[int, Any] = {}  # objects stay alive, or another could get their address
+        self._seen: dict[int, Any] = {}  # keeps objects alive, because ids of dead objects are reused
 
     def add(self, *roots: Any) -> list[Note]:
-        """Note what the roots hold; the notes that are new. Raises :class:`NotCopyableError`, and then adds nothing."""
+        """Note the content of the roots; return the new notes. On :class:`NotCopyableError` it has added nothing."""
         waiting, notes, seen = list(roots), list[Note](), dict[int, Any]()
         while waiting:
             value = waiting.pop()
@@ -87,17 +87,17 @@ class Memento:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether torch made a function or an object for itself: compiled code, scripts."""
+    """Whether a function or an object is internal to torch: compiled code, scripts."""
     name = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
     return str(name).startswith(("torch._", "torch.jit", "torch.fx"))
 
 
-#: Objects that cannot change, but refer to others that may.
+#: Immutable objects that refer to objects that may be mutable.
 _TRANSPARENT = (tuple, frozenset, MethodType, BuiltinMethodType, FunctionType, partial)
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """Objects that an unchanging object refers to."""
+    """Objects that an immutable object refers to."""
     if isinstance(value, tuple | frozenset):
         return value
     if isinstance(value, MethodType):
@@ -112,14 +112,14 @@ def _held(value: Any) -> Iterable[Any]:
 
 
 def _notes(value: Any) -> Iterator[Note]:
-    """Notes of the own content of one object; none if it cannot change."""
+    """Notes of the content of one object itself; none if it is immutable."""
     kind = type(value)
     if isinstance(value, STREAMS):
         if not any(value is stream for stream in GLOBAL_STREAMS):
             yield Stream(value)
     elif isinstance(value, Tensor):
         if value.is_nested or value.is_meta:
-            raise NotCopyableError("a nested or meta tensor does not show what it holds")
+            raise NotCopyableError("a nested or meta tensor does not show its content")
         yield Numbers(value)
         yield Items(value, vars(value))
     elif isinstance(value, np.ndarray | bytearray):
@@ -148,16 +148,16 @@ def _slots(kind: type) -> list[str]:
     return [name for name in mangled if name not in ("__dict__", "__weakref__")]
 
 
-#: Methods by which a class says how its objects are copied.
+#: Methods by which a class defines how its objects are copied.
 _COPYING = ("__reduce_ex__", "__reduce__", "__getstate__")
-#: Marks classes that may be written in Python.
+#: CPython's flag (Py_TPFLAGS_HEAPTYPE) of classes that may be written in Python.
 _HEAP_TYPE = 1 << 9
-#: Classes written in C whose objects hold their attributes alone.
+#: Classes written in C whose objects have no content besides their attributes.
 _SHOWN = (SimpleNamespace, BaseException)
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether an object cannot change. Raises for one that may, but does not show what it holds."""
+    """Whether an object is immutable. Raises for a mutable object that does not show its content."""
     kind = type(value)
     if _is_torchs(value):
         return True
@@ -168,15 +168,15 @@ def _is_fixed(value: Any) -> bool:
         return False
     by_identity: tuple[Any, ...] = (None, object.__hash__)
     if not visible and kind.__hash__ not in by_identity:
-        return True  # equal by value, as dates and patterns are
+        return True  # hashed by value, as dates and patterns are, hence immutable
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # to copy iterators is deprecated
+            warnings.simplefilter("ignore")  # copying iterators is deprecated
             reduced = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # each kind of object has its own way to say that it cannot be copied
+    except Exception as error:  # __reduce_ex__ of uncopyable objects raises many types of errors
         raise NotCopyableError(f"{kind.__name__}: {error}") from error
     if isinstance(reduced, str):
-        return True  # the one object of this name
+        return True  # a global object, which pickle stores by name
     if kind is object:
         return True
-    raise NotCopyableError(f"{kind.__name__} does not show what it holds")
+    raise NotCopyableError(f"{kind.__name__} does not show its content")

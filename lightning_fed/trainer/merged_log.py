@@ -1,4 +1,4 @@
-"""What was logged in one place, put into the log of another."""
+"""Merge values that a worker or a stack logged into the log of the round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from lightning_fed.lightning import enter_hook, note_merged, pl
 from lightning_fed.trainer.loops import RoundResults
 
-#: How a value is logged: arguments of ``LightningModule.log``. What else Lightning notes of it leads to the trainer.
+#: Arguments of ``LightningModule.log`` to keep. Lightning's other metadata refers to the trainer, so it is dropped.
 _ARGUMENTS = (
     "name",
     "prog_bar",
@@ -27,9 +27,9 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, eq=False)
 class Logged:
-    """What the module logged: with how it was logged, means and sums of numbers or None for a metric, and weights.
+    """Values that the module logged: arguments of ``log``, mean or sum of the numbers (None for a metric), and weight.
 
-    Metrics themselves are states by name.
+    ``metrics`` holds the states of updated metrics by name.
     """
 
     values: list[tuple[dict[str, Any], Tensor | None, int | None]]
@@ -51,7 +51,7 @@ class Logged:
         return cls(values, {name: dict(metric.metric_state) for name, metric in updated.items()})
 
     def put_into(self, trainer: pl.Trainer) -> None:
-        """Log it, as if it had happened here."""
+        """Log the values in this trainer, as if its module had logged them."""
         module = trainer.lightning_module
         modules = dict(module.named_modules())
         for name, state in self.metrics.items():
@@ -62,7 +62,7 @@ class Logged:
 
 
 def _merge(metric: Metric, state: dict[str, Any]) -> None:
-    """Add the state of another metric; lists of batches grow."""
+    """Merge the state of another metric into ``metric``."""
     if metric.update_called:
         metric.merge_state(state)
     else:

@@ -1,4 +1,4 @@
-"""Everything a module holds, remembered, compared and put back: parameters, buffers, modes, plain attributes."""
+"""Record, compare and restore the state of a module: parameters, buffers, modes, plain attributes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lightning_fed.trainer.notes import STREAMS, Entries, Items, Names, Note, sa
 #: Names under which ``nn.Module`` keeps parameters, buffers, parts and hooks, and Lightning its own notes.
 BOOKKEEPING = frozenset(vars(nn.Module())) - {"training"}
 
-#: What a module may refer to, but what is not part of it.
+#: Objects that a module may refer to, but that are not part of its state.
 OUTSIDE = (pl.Trainer, pl.Callback, pl.LightningDataModule, DataLoader, Logger, LightningOptimizer, Strategy)
 #: Names under which ``nn.Module`` keeps hooks, whose closures may hold state.
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Attributes of classes that objects of the class share and may change.
 CONTAINERS = (list, dict, set, deque, Tensor, np.ndarray)
-#: Packages whose classes hold no state of a user's.
+#: Packages whose classes hold no state of a user's module.
 LIBRARIES = ("torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning")
 
 
@@ -44,9 +44,9 @@ def is_setting(key: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """What was done to plain attributes: entries appended to lists, by the place of the list, and names of the rest.
+    """Changes of plain attributes: entries appended to lists, by the list's place, and names of all other changes.
 
-    ``streams`` are those of the names under which random generators are kept.
+    ``streams`` are those of the names that hold random generators.
     """
 
     appended: Mapping[int, list[Any]]
@@ -59,16 +59,16 @@ class Attributes:
 
     Args:
         module: the module.
-        outside: objects that are looked after elsewhere, such as the trainer's optimisers.
-        metrics: whether metrics are part of it; otherwise they go on accumulating.
+        outside: objects that are restored elsewhere, such as the trainer's optimisers.
+        metrics: whether to include metrics; otherwise they continue to accumulate.
 
-    ``not_copied`` has the names of attributes that could not be remembered, each with the reason; ``loose_metrics``
-    are metrics that the module refers to, but that are no parts of it.
+    ``not_copied`` has the names of attributes that could not be recorded, each with the reason; ``loose_metrics``
+    are metrics that the module refers to, but that are not submodules of it.
     """
 
     def __init__(self, module: nn.Module, outside: Iterable[Any] = (), metrics: bool = False) -> None:
         kept = [*outside, *module.modules(), *module.parameters(), *module.buffers()]
-        self._known = {id(value): value for value in kept}  # which keeps them: another could get the address of one
+        self._known = {id(value): value for value in kept}  # keeps objects alive, because ids of dead ones are reused
         self._metrics = metrics
         self.loose_metrics: list[Any] = []
         self._memento = Memento(self._is_outside)
@@ -85,12 +85,12 @@ class Attributes:
             self._add_values(f"{name}.", vars(tensor))
 
     def note_optimizer(self, optimizer: Any) -> None:
-        """Note what an optimiser keeps beside its state and its settings, such as slow weights of its own."""
+        """Note what an optimiser keeps in attributes besides its state and settings, such as slow weights."""
         keeps = partial(_is_own_of_optimizer)
         self._note_quietly(Items(optimizer, vars(optimizer), keeps))
         for key, value in vars(optimizer).items():
             if keeps(key):
-                with suppress(NotCopyableError):  # the optimiser's own affair
+                with suppress(NotCopyableError):  # not an attribute of the module, so no warning either
                     self._memento.add(value)
 
     def _note_quietly(self, note: Note) -> None:
@@ -115,7 +115,7 @@ class Attributes:
         for key in HOOKS:
             self._note_quietly(Items(part, own[key]))
             for hook in own[key].values():
-                with suppress(NotCopyableError):  # such as those of a tracker: they change nothing in training
+                with suppress(NotCopyableError):  # hooks of a tracker, for example, do not change training
                     self._memento.add(hook)
         for kind in type(part).__mro__:
             if kind.__module__.partition(".")[0] not in LIBRARIES:
@@ -123,7 +123,7 @@ class Attributes:
                 self._add_values(prefix, {key: value for key, value in shared.items() if not key.startswith("__")})
 
     def _add_values(self, prefix: str, values: Mapping[str, Any]) -> set[str]:
-        """Note what attributes hold; the names of those that cannot be copied."""
+        """Note the content of attributes; return the names of those that cannot be copied."""
         lost = set()
         for key, value in values.items():
             try:
@@ -134,14 +134,14 @@ class Attributes:
         return lost
 
     def restore(self) -> None:
-        """Make all attributes what they were."""
+        """Restore all attributes."""
         for _, note in [*self._structure, *self._parts]:
             if note.changed():
                 note.restore()
         self._memento.restore()
 
     def changes(self) -> Changes:
-        """What has been done to them."""
+        """List the changes since the attributes were recorded."""
         appended, names = {}, dict[str, None]()
         for prefix, structure in self._structure:
             names |= {f"{prefix}{key}": None for key in structure.changed_keys()}
@@ -159,7 +159,7 @@ class Attributes:
         return Changes(appended, list(names), frozenset(streams))
 
     def first_change(self) -> str | None:
-        """The name of an attribute that is not what it was, modes and caches included; None if all are."""
+        """Name of an attribute that has changed, modes and caches included; None if none has."""
         for prefix, items in [*self._structure, *self._parts]:
             for key in items.changed_keys():
                 return f"{prefix}{key}"
@@ -180,7 +180,7 @@ def _is_kept(lost: set[str], key: str) -> bool:
 
 
 def _told(items: Items) -> list[str]:
-    """Keys of changed attributes, but for cached properties."""
+    """Keys of changed attributes, except cached properties."""
     kind = type(items.owner)
     return [key for key in items.changed_keys() if not isinstance(getattr(kind, str(key), None), cached_property)]
 
@@ -196,8 +196,8 @@ class ModuleState:
 
     Args:
         outside, metrics: as of :class:`Attributes`.
-        copies: of frozen parameters, made before: those that still hold are used again. A large frozen model is copied
-            once in a run, not once in a round.
+        copies: earlier copies of frozen parameters, reused if still equal, so that a large frozen model is copied once
+            in a run, not once in a round.
     """
 
     def __init__(
@@ -218,11 +218,11 @@ class ModuleState:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """Copies of the parameters that are not trained."""
+        """Copies of the frozen parameters."""
         return {name: value for name, value in self.parameters.items() if not self._requires_grad[name]}
 
     def restore(self, state: Mapping[str, Tensor] | None = None) -> None:
-        """Make everything as it was; ``state`` replaces buffers and parameters of the same name."""
+        """Restore everything; ``state`` replaces buffers and parameters of the same name."""
         self.attributes.restore()
         for name, p in self.module.named_parameters():
             if p.requires_grad != self._requires_grad[name]:
@@ -230,7 +230,7 @@ class ModuleState:
         restore_state(self.module, {**self.parameters, **self.buffers, **(state or {})})
 
     def moved(self) -> dict[str, Tensor]:
-        """Copies of buffers, and of parameters that are not trained but have other values now."""
+        """Copies of buffers, and of frozen parameters whose values have changed."""
         now = parameters_of(self.module)
         frozen = (name for name, trained in self._requires_grad.items() if not trained)
         moved = {
@@ -240,14 +240,14 @@ class ModuleState:
 
 
 def _copy(value: Tensor, made_before: Tensor | None) -> Tensor:
-    """A copy of a parameter; the one that was made before, if the parameter has not changed since."""
+    """Copy a parameter; return the earlier copy if the parameter has not changed since."""
     if made_before is not None and made_before.dtype == value.dtype and same_numbers(made_before, value):
         return made_before
     return value.detach().clone()
 
 
 def restore_state(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make the buffers, and those parameters that are named, the given ones."""
+    """Set the module's buffers to ``values``, and also the parameters that ``values`` names."""
     parameters = parameters_of(module)
     overwrite(parameters, {name: value for name, value in values.items() if name in parameters})
     restore_buffers(module, values)
@@ -260,9 +260,9 @@ def is_renormed(module: nn.Module, name: str) -> bool:
 
 
 def attribute_reaching(module: nn.Module, other: nn.Module) -> str | None:
-    """The name of an attribute through which ``module`` refers to another module, its parts, parameters or buffers.
+    """Name of an attribute through which ``module`` refers to another module, its parts, parameters or buffers.
 
-    A copy of a module may: functions are not copied, and a lambda that mentions ``self`` means the original.
+    A copy of a module may do so: functions are not copied, and a lambda that uses ``self`` refers to the original.
     """
     targets = {id(value): value for value in [*other.modules(), *other.parameters(), *other.buffers()]}
     own = {id(value) for value in [*module.modules(), *module.parameters(), *module.buffers()]}

@@ -1,4 +1,4 @@
-"""Notes of what one object holds: compare it with what it holds now, write it back."""
+"""Notes of the content of one object: compare it with the current content, write it back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-#: Values that cannot change, compared by what they are.
+#: Immutable values, compared by value.
 VALUES = (bool, int, float, complex, str, bytes)
 
 
@@ -38,7 +38,7 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
     True
     """
     if a.is_nested or a.is_meta:
-        return a is b  # neither has numbers that could be compared
+        return a is b  # torch.equal cannot compare nested or meta tensors
     if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
     if a.layout is not torch.strided:
@@ -47,14 +47,14 @@ def same_numbers(a: Tensor, b: Tensor) -> bool:
 
 
 class Note(ABC):
-    """The own content of one object, as it was noted."""
+    """The content of one object itself when the note was made."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
 
     @abstractmethod
     def changed(self) -> bool:
-        """Whether the object holds something else now."""
+        """Whether the content of the object differs from the note."""
 
     @abstractmethod
     def restore(self) -> None:
@@ -83,7 +83,7 @@ class Entries(Note):
         return self.content
 
     def appended(self) -> list[Any]:
-        """Entries behind the noted ones, if a list still begins with those."""
+        """Entries after the noted ones, if a list still begins with the noted entries; otherwise none."""
         known = len(self.content)
         if type(self.owner) is not list or len(self.owner) <= known:
             return []
@@ -116,7 +116,7 @@ class Items(Note):
 
 
 class Names(Note):
-    """The names of a dictionary, whatever they stand for."""
+    """The keys of a dictionary, without their values."""
 
     def __init__(self, owner: Any, items: dict[Any, Any]) -> None:
         super().__init__(owner)
@@ -158,7 +158,7 @@ class Slots(Note):
         for name in self._now().keys() - self.content.keys():
             delattr(self.owner, name)
         for name, value in self.content.items():
-            object.__setattr__(self.owner, name, value)  # of a frozen dataclass too
+            object.__setattr__(self.owner, name, value)  # bypasses a frozen dataclass
 
     def parts(self) -> Iterable[Any]:
         return self.content.values()
@@ -242,7 +242,7 @@ class Stream(Note):
 STREAMS = (np.random.Generator, np.random.RandomState, torch.Generator, random.Random)
 
 
-#: Those of whole libraries, which every visit seeds.
+#: Global random generators of libraries; every visit seeds them.
 GLOBAL_STREAMS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 
 

@@ -1,4 +1,4 @@
-"""What to do about errors of other libraries that users of a federation meet often."""
+"""Advice on frequent errors of other libraries in a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may happen to a message on its way: message -> message, composed; see `algorithms.Compressed`."""
+"""Transforms of messages in transit: message -> message, composable; `algorithms.Compressed` applies them."""
 
 from lightning_fed.transforms.base import Compose, Sent, Transform
 from lightning_fed.transforms.clip import Clip

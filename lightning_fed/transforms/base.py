@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What the receiver ends up with, and how many bits it took."""
+    """The vector that the receiver decodes, and the number of bits sent."""
 
     value: Tensor
     bits: int
 
 
 class Transform(ABC):
-    """What happens to a vector on its way from a client to the server."""
+    """Maps a vector that a client sends to the vector that the server receives."""
 
     def bind(self, layout: Layout) -> Self:
-        """The same transform (equal, and printed alike), which now knows where each parameter lies in the vector."""
+        """Return the same transform (equal, with the same repr), bound to where parameters lie in the vector."""
         return self
 
     def noise(self, d: int) -> float:
-        """A bound of the variance of what arrives of a vector of d entries, over its squared norm; 0 without draws."""
+        """Bound on the variance of the received vector of d entries, relative to its squared norm; 0 if not random."""
         return 0.0
 
     @abstractmethod
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
-        """Send ``v``, drawing whatever is random from ``rng``; ``v`` is not modified."""
+        """Encode ``v`` with random numbers from ``rng``; does not modify ``v``."""
 
 
 @dataclass(frozen=True)
 class Compose(Transform):
-    """One transform after another; the last decides how many bits are sent.
+    """Apply transforms one after another; the last one decides how many bits are sent.
 
     >>> from lightning_fed.transforms import Clip, TopK
     >>> Compose([Clip(1.0), TopK(1)])(torch.tensor([3.0, 4.0]), torch.Generator()).value
@@ -53,7 +53,7 @@ class Compose(Transform):
             if not isinstance(transform, Transform):
                 raise TypeError(f"Compose.transforms must be Transforms such as Clip(1.0), got {transform!r}.")
         if not self.transforms:
-            raise ValueError("Compose.transforms must hold at least one, got none.")
+            raise ValueError("Compose.transforms must hold at least one transform, got none.")
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
     def bind(self, layout: Layout) -> Compose:
@@ -70,5 +70,5 @@ class Compose(Transform):
 
 
 def dense_bits(v: Tensor) -> int:
-    """Bits of a vector that is sent as it is."""
+    """Number of bits of a vector sent without compression."""
     return v.numel() * v.element_size() * 8

@@ -12,9 +12,9 @@ from lightning_fed.transforms.base import Sent, Transform, dense_bits
 
 @dataclass(frozen=True)
 class Clip(Transform):
-    r"""Shorten to :math:`\|v\| \le r`; leave shorter vectors alone, and send zeros for what is not finite.
+    r"""Scale vectors down to :math:`\|v\| \le r`; keep shorter vectors, and send zeros for a vector that is not finite.
 
-    The norm of what is sent, taken in float64, is never above the limit, whatever the precision of the vector.
+    The norm of the sent vector, taken in float64, never exceeds the limit, whatever the precision of the vector.
 
     >>> Clip(1.0)(torch.tensor([3.0, 4.0]), torch.Generator()).value
     tensor([0.6000, 0.8000])
@@ -25,16 +25,16 @@ class Clip(Transform):
     norm: float = 1.0
 
     def __post_init__(self) -> None:
-        positive(self, "norm", "It is the largest length that is let through.")
+        positive(self, "norm", "It is the largest norm of a sent vector.")
 
     def __call__(self, v: Tensor, rng: torch.Generator) -> Sent:
         value = v if bool(torch.isfinite(v).all()) else torch.zeros_like(v)
         if length_of(value) > self.norm:
             largest = float(value.double().abs().max())
-            direction = value.double() / largest  # whose norm cannot overflow
+            direction = value.double() / largest  # the norm of this cannot overflow
             factor = self.norm / length_of(direction)
             value = (direction * factor).to(v.dtype)
-            while length_of(value) > self.norm:  # rounding may have made it longer
+            while length_of(value) > self.norm:  # rounding to v.dtype may have made the vector longer
                 factor *= 1 - torch.finfo(v.dtype).eps
                 value = (direction * factor).to(v.dtype)
         assert length_of(value) <= self.norm

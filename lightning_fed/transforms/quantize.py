@@ -20,7 +20,7 @@ NORM_BITS = 32
 
 @dataclass(frozen=True)
 class Quantize(Transform):
-    r"""Unbiased stochastic quantisation: the norm, and for every entry a sign and one of ``levels`` + 1 levels.
+    r"""Unbiased stochastic quantisation: send the norm, and for every entry a sign and one of ``levels`` + 1 levels.
 
     .. math::
         Q(v)_j = \|v\|\,\mathrm{sign}(v_j)\,\xi_j, \quad
@@ -30,8 +30,8 @@ class Quantize(Transform):
     :math:`E\,Q(v) = v` and :math:`E\|Q(v) - v\|^2 \le \min(d/s^2, \sqrt d/s)\|v\|^2`.
 
     Args:
-        levels: s, of every entry.
-        per: one norm for the whole ``vector``, or one for every parameter ``tensor``, which suits small ones better.
+        levels: s, the number of levels above 0 of every entry.
+        per: one norm for the whole ``vector``, or one for every parameter ``tensor``, which is finer for small tensors.
 
     >>> Quantize(4)(torch.tensor([3.0, 0.0, -4.0]), torch.Generator().manual_seed(0)).bits
     44
@@ -42,7 +42,7 @@ class Quantize(Transform):
     levels: int = 16
     per: Literal["vector", "tensor"] = "vector"
 
-    #: entries of every tensor, set by bind
+    #: number of entries of every tensor, set by bind
     _sizes: ClassVar[tuple[int, ...] | None] = None
 
     def __post_init__(self) -> None:
@@ -72,7 +72,7 @@ class Quantize(Transform):
         return Sent(norm * v.sign() * (low + (coins < scaled - low)) / self.levels, bits)
 
     def _blocks(self, v: Tensor) -> list[int]:
-        """How many entries share a norm."""
+        """Numbers of entries that share a norm."""
         if self.per == "vector":
             return [v.numel()]
         if self._sizes is None:

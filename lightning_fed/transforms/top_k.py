@@ -13,7 +13,7 @@ INDEX_BITS = 32
 
 @dataclass(frozen=True)
 class TopK(Transform):
-    """Only the ``k`` entries of largest magnitude, the first of equal ones, each with its index.
+    """Send only the ``k`` entries of largest magnitude, the first of equal ones, each with its index.
 
     >>> TopK(1)(torch.tensor([1.0, -3.0, 3.0]), torch.Generator()).value
     tensor([ 0., -3.,  0.])

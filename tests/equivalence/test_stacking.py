@@ -174,7 +174,9 @@ def test_blocks_follow_each_other() -> None:
 @needs_compiler
 def test_what_cannot_be_written_in_c_is_said() -> None:
     told = run(row_named("sorting, for which there is no C"), "in C").told
-    assert any("Local steps are not written in C: NoCodeError: there is none for aten.sort" in text for text in told)
+    assert any(
+        "Local steps are not written in C: NoCodeError: there is no C code for aten.sort" in text for text in told
+    )
 
 
 @needs_compiler

@@ -95,7 +95,7 @@ def test_a_client_that_never_took_part_has_the_state_of_round_zero(algorithm):
 def test_the_store_cannot_be_told_of_todays_model():
     store = MemoryStore(fresh=lambda: FedADMM(eta=ETA).init_client(X0))
     run = simulate(FedADMM(eta=ETA), CLIENTS, X0, cohorts=[[0]])
-    store.load_state_dict({0: {"state": vars(run.clients[1][0]), "visits": 1, "buffers": {}, "cost": []}})
+    store.load_state_dict({0: {"state": vars(run.clients[1][0]), "visits": 1, "buffers": {}, "cost": [], "layout": 0}})
     assert torch.equal(store["newcomer"].state.x_hat_i, X0)
     assert store["newcomer"].visits == 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from modules import Net, classification, quiet_trainer
+from helpers.modules import Net, classification, quiet_trainer
 from torch import Tensor
 
 from lightning_fed import FederatedServer

@@ -201,7 +201,7 @@ class Manual(Net):
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
-        (Scaffold(2), r"Scaffold\(option=2\) reads gradients off the local steps"),
+        (Scaffold(2), r"Scaffold\(option=2\) computes gradients from the local steps"),
         (FedMid(L1(0.1)), "FedMid takes the prox of g for the length of an SGD step"),
         (FedDualAvg(L1(0.1)), "FedDualAvg sums plain gradients in its dual variable"),
     ],

@@ -66,7 +66,7 @@ BY_HAND = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.* in noise")
+@pytest.mark.filterwarnings("ignore:.* adds noise")
 @pytest.mark.parametrize(("algorithm", "down", "up", "before"), BY_HAND)
 def test_bytes_by_round_and_by_client_are_those_counted_by_hand(
     algorithm: Algorithm, down: int, up: int, before: int, tmp_path: Path

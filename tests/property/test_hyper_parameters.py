@@ -99,7 +99,9 @@ def test_a_number_of_entries_that_is_none_is_refused(name, k):
 
 @pytest.mark.parametrize("skip", [1, 1.0, 1.5])
 def test_never_talking_is_refused(skip):
-    with pytest.raises(ValueError, match=rf"FedPD\.skip must stay below 1, got {skip!r}: nobody would ever talk"):
+    with pytest.raises(
+        ValueError, match=rf"FedPD\.skip must stay below 1, got {skip!r}: no round would have an exchange"
+    ):
         FedPD(skip=skip)
 
 

@@ -1,1 +1,1 @@
-"""What is written in C, and built with the package where there is a compiler."""
+"""Local steps in C: passes over a linear layer, built with the package, and code generated for recorded steps."""

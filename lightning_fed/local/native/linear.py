@@ -1,6 +1,6 @@
-"""Passes over the weight of a large linear layer, in C: forwards, for the gradient of its inputs, and for the step.
+"""Passes over the weight of a large linear layer in C: forward, gradient of the inputs, and step.
 
-Torch's own operators go over the weight seven times, and a small batch waits for memory only.
+Torch's operators read or write the weight seven times, and with a small batch memory traffic takes all the time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightning_fed.local.native.threads import spread
 
-#: Samples of a batch, filled up with samples that are zero; larger batches are better off with torch.
+#: Batch sizes of the C functions; batches are filled up with zeros. Torch is faster for larger batches.
 BATCHES = (1, 2, 4, 8)
-#: Columns and rows that are handed to a thread are multiples of this.
+#: Each thread gets a multiple of this number of columns or rows.
 SHARE = 64
 
 _BUILT = "lightning_fed.local.native._linear"
@@ -25,20 +25,20 @@ _NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
 def is_for_c(weight: Tensor, inputs: Tensor) -> bool:
-    """Whether a batch of this size is worth it, and all is where C finds it."""
+    """Whether C is faster for a batch of this size, and the tensors lie in memory as C expects them."""
     plain = weight.device.type == "cpu" and weight.is_contiguous() and weight.dtype == inputs.dtype
     return plain and weight.dtype in _NUMBERS and 0 < len(inputs) <= BATCHES[-1] and defect() is None
 
 
 @cache
 def defect() -> str | None:
-    """Why torch's own operators have to do; None if the C functions work."""
+    """Why torch's operators are used instead of C; None if the C functions work."""
     if find_spec(_BUILT) is None:
         return "the package was installed without a C compiler"
     try:
         _check()
     except (OSError, AttributeError, AssertionError) as error:
-        return f"what the C compiler made does not work: {error}"
+        return f"the compiled C library does not work: {error}"
     return None
 
 
@@ -59,17 +59,17 @@ def backward(weight: Tensor, slopes: Tensor) -> Tensor:
 
 
 def move(weight: Tensor, target: Tensor | None, x: Tensor, slopes: Tensor, keep: float, pull: float, lr: float) -> None:
-    """The weight becomes ``keep * weight + pull * target - lr * slopes.T @ x``."""
+    """Set the weight to ``keep * weight + pull * target - lr * slopes.T @ x``, in place."""
     x, slopes = _filled(x), _filled(slopes)
     tensors = [weight, weight if target is None else target, x, slopes]
     _call("move", tensors, len(x), weight.shape[1], keep, 0.0 if target is None else pull, lr)
-    torch.autograd.graph.increment_version(weight)  # whoever kept the weight for a backward of its own hears of it
+    torch.autograd.graph.increment_version(weight)  # autograd then refuses a backward pass that saved the old weight
 
 
 def _filled(rows: Tensor) -> Tensor:
     size = next(size for size in BATCHES if size >= len(rows))
     if size == len(rows):
-        return rows.contiguous()  # C goes from row to row by the number of columns
+        return rows.contiguous()  # C computes the address of a row from the number of columns
     return torch.cat([rows, rows.new_zeros(size - len(rows), rows.shape[1])])
 
 
@@ -91,7 +91,7 @@ def _function(name: str, dtype: torch.dtype) -> Any:
 
 
 def _check() -> None:
-    """Compare with torch what has been built on another machine, perhaps."""
+    """Compare the C functions with torch, because the library may have been built on another machine."""
     for dtype in _NUMBERS:
         weight, target = (torch.linspace(-1, 1, 7 * 37, dtype=dtype).sin().view(7, 37) * k for k in (1, 2))
         x, slopes = (torch.linspace(0, 3, 3 * n, dtype=dtype).cos().view(3, n) for n in (37, 7))

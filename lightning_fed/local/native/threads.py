@@ -1,4 +1,4 @@
-"""Work in C, which needs no interpreter, on all of torch's threads."""
+"""Run C functions, which need no interpreter lock, on as many threads as torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def spread(work: Callable[[int, int], None], size: int, share: int = 1, least: int = 1) -> None:
-    """Parts of the work, multiples of a share, for torch's threads or at ``least`` so many: no result depends on it."""
+    """Split work into multiples of ``share`` for torch's threads, at ``least`` so many; results do not depend on it."""
     threads = max(least, torch.get_num_threads())
     part = -(-size // (threads * share)) * share
     if part >= size:
@@ -22,10 +22,10 @@ def spread(work: Callable[[int, int], None], size: int, share: int = 1, least: i
         for each in doing:
             each.result()
     finally:
-        wait(doing)  # an interrupt must not take away the memory they work on
+        wait(doing)  # after an interrupt too: threads still write into memory that the caller would free
 
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
+    """Threads by process, because a forked child does not have the threads of its parent."""
     return ThreadPoolExecutor(threads)

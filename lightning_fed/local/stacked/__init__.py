@@ -1,1 +1,1 @@
-"""Local steps of many clients at once, as one stack of models."""
+"""Take the local steps of many clients at once, as steps of one stack of models."""

@@ -1,4 +1,4 @@
-"""The minibatches of many clients' visits, drawn at once, as rows of tensors."""
+"""Draw the minibatches of many clients' visits at once, as rows of tensors."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lightning_fed.lightning import is_overridden, pl
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.trainer.hooks import Visit
 
-#: Batches of a stack are gathered for as many steps at once as fit into this.
+#: Bytes of the batches of a stack that are gathered at once; it limits the number of steps per block.
 BLOCK_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The batches of one visit, the same that a loader would give: ``rows`` (S, B), of which ``sizes`` (S,) count."""
+    """The batches of one visit, equal to a loader's: ``rows`` (S, B), of which the first ``sizes`` (S,) are used."""
 
     tensors: Sequence[Tensor]
     transform: Transform | None
@@ -40,7 +40,7 @@ class Plan:
         check_plannable(data)
         stored = [_in_memory(data, visit.client) for visit in visits]
         samples = [len(tensors[0] if rows is None else rows) for tensors, rows, _ in stored]
-        # clients with as many samples and as much work are cut alike: cut once for all of them
+        # cut_visit depends on samples and work only, so clients that agree in both share one cut
         size, drop, kinds = data.batch_size, data.drop_last, list(zip(samples, (v.work for v in visits), strict=True))
         by_kind = {kind: cut_visit(trainer, work, kind[0], size, drop, kind[1]) for kind in set(kinds)}
         cuts = [by_kind[kind] for kind in kinds]
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def batch_size(self) -> int:
-        """The size of a batch that is not short."""
+        """The number of samples of a batch that is not short."""
         return self.rows.shape[1]
 
     @property
@@ -91,12 +91,12 @@ def kind_of(tensors: Sequence[Tensor]) -> Hashable:
 
 
 class Batches:
-    """The batches of all visits of a stack, gathered when their turn comes.
+    """The batches of all visits of a stack, gathered block by block.
 
     Args:
-        convert: makes batches what the module takes.
-        like: has the precision and the device of the weights.
-        scratch: memory that batches of one stack after another are written to.
+        convert: converts a batch to the precision of the module.
+        like: a tensor with the precision and the device of the weights.
+        scratch: memory that all stacks reuse for their batches.
 
     ``sizes`` (m, S + 1) has the size of every batch; 0 after a client's last one.
     """
@@ -105,20 +105,22 @@ class Batches:
         self, plans: Sequence[Plan], convert: Callable[[Any], Any], like: Tensor, scratch: dict[Hashable, Tensor]
     ) -> None:
         first = plans[0]
-        if any(plan.transform != first.transform for plan in plans):  # batches of all clients are transformed at once
+        if any(plan.transform != first.transform for plan in plans):  # one call transforms the batches of all clients
             raise UnfitError("clients have different transforms")
         self.convert, self.like, self.transform, self.batch_size = convert, like, first.transform, first.batch_size
         self.plans, self.scratch = plans, scratch
         self.steps = max(plan.steps for plan in plans)
-        self.sizes = np.zeros((len(plans), self.steps + 1), dtype=np.int64)  # a last column, for those who are done
+        # one column more than steps: a client that has finished reads size 0 there
+        self.sizes = np.zeros((len(plans), self.steps + 1), dtype=np.int64)
         for own, plan in zip(self.sizes, plans, strict=True):
             own[: plan.steps] = plan.sizes
         bytes_by_step = sum(t[:1].numel() * t.element_size() for t in first.tensors) * len(plans) * self.batch_size
         most = max(1, BLOCK_BYTES // max(1, bytes_by_step))
-        self.block = -(-self.steps // -(-self.steps // most))  # steps at once: blocks as even as they can be
+        # steps per block; blocks are even, because the last one is filled up with repeated batches
+        self.block = -(-self.steps // -(-self.steps // most))
 
     def take(self, steps: Sequence[Any]) -> list[Tensor]:
-        """Tensors (sum of T_i, B, ...) of some steps of each client, one after another; until others are taken."""
+        """Gather some steps of each client, client by client: tensors (sum of T_i, B, ...), until the next call."""
         rows = [plan.rows[part].flatten() for plan, part in zip(self.plans, steps, strict=True)]
         lengths = [len(own) for own in rows]
         taken = [self._room(k, sum(lengths), tensor) for k, tensor in enumerate(self.plans[0].tensors)]
@@ -129,11 +131,11 @@ class Batches:
         return [part.to(self.like.device).unflatten(0, (-1, self.batch_size)) for part in batch]
 
     def _room(self, number: int, rows: int, like: Tensor) -> Tensor:
-        """Memory for so many rows like those of a tensor, kept: fresh memory takes longer to come by than to fill."""
+        """Reuse memory for ``rows`` rows like those of a tensor: allocating memory takes longer than filling it."""
         size, key = rows * like[:1].numel(), (number, like.dtype, like.device)
         room = self.scratch.get(key)
         if room is None or len(room) < size:
-            with torch.inference_mode(False):  # what is made in inference mode can be written only there
+            with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside it
                 room = torch.empty(size, dtype=like.dtype, device=like.device)
             if size * like.element_size() <= BLOCK_BYTES:
                 self.scratch[key] = room

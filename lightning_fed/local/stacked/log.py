@@ -1,4 +1,4 @@
-"""What the steps of a stack of clients log."""
+"""Collect the values that the steps of a stack log, and replay them to Lightning."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassSta
 from lightning_fed.lightning import enter_hook, pl
 from lightning_fed.local.stacked.pure_step import Outline
 
-#: Metrics whose states are sums over samples: one update with many batches is as good as one with each. (Metrics of
-#: binary and of several labels are not among them: they look at a whole batch to tell probabilities from scores.)
+#: Metrics whose states are sums over samples: one update with many batches equals one update with each batch. (Binary
+#: and multilabel metrics are not: they inspect a whole batch to tell probabilities from scores.)
 ADDITIVE = (MulticlassConfusionMatrix, MulticlassStatScores, MeanAbsoluteError, MeanSquaredError)
 
 
 def is_additive(metric: Metric) -> bool:
-    """Whether a metric keeps nothing but sums over samples; a class of the user's own may keep anything."""
+    """Whether a metric keeps only sums over samples; False for a user's subclass, which may keep anything."""
     own = not type(metric).__module__.startswith("torchmetrics.")
     return isinstance(metric, ADDITIVE) and not own and getattr(metric, "multidim_average", "global") == "global"
 
 
 @dataclass(frozen=True, eq=False)
 class _Noted:
-    """What K steps noted, on batches of one size: whose they are, which of their visits' steps, tensors (K, ...)."""
+    """Values noted by K steps on batches of one size: their clients, their step numbers, and tensors (K, ...)."""
 
     outline: Outline
     clients: NDArray[Any]
@@ -38,9 +38,9 @@ class _Noted:
 
 
 class StepLog:
-    """What the steps of a stack logged, handed to Lightning once per stack.
+    """Values that the steps of a stack logged, passed to Lightning once per stack.
 
-    Each batch counts with the ``batch_size`` that it was logged with, and is reduced by its ``reduce_fx``. Metrics are
+    Each batch is weighted by the ``batch_size`` that it was logged with, and reduced by its ``reduce_fx``. Metrics are
     updated batch by batch, one client after another, unless they are sums over samples.
     """
 
@@ -50,14 +50,14 @@ class StepLog:
     def note(
         self, outline: Outline, clients: NDArray[Any], steps: NDArray[Any], size: int, values: Sequence[Tensor]
     ) -> None:
-        """Keep a copy of what steps noted: the next batches take the place of these in memory."""
+        """Copy the values that steps noted, because the next batches overwrite their memory."""
         if outline.logged or outline.updates:
             self._noted.append(_Noted(outline, clients, steps, size, [value.clone() for value in values]))
 
     def replay(self, trainer: pl.Trainer) -> None:
         module = trainer.lightning_module
         enter_hook(module, "training_step")
-        # metrics first, as in a step: it updates a metric before it logs it
+        # update metrics first: a step also updates a metric before it logs the metric
         for metric in {id(m): m for noted in self._noted for m, _ in noted.outline.updates}.values():
             self._update(metric)
         for name in {name: None for noted in self._noted for name in noted.outline.logged}:
@@ -86,7 +86,8 @@ class StepLog:
                 metric.update(*(arg.flatten(0, 1).clone() for arg in args))
             return
         singly = (
-            (int(client), int(step), number, [arg[k].clone() for arg in args])  # metrics do not live in inference mode
+            # clones, because metrics cannot keep tensors that were made in inference mode
+            (int(client), int(step), number, [arg[k].clone() for arg in args])
             for noted, number, args in calls
             for k, (client, step) in enumerate(zip(noted.clients, noted.steps, strict=True))
         )
@@ -95,7 +96,7 @@ class StepLog:
 
 
 def _values(noted: _Noted, name: str) -> Tensor:
-    """What K steps logged by this name, in float64 on the CPU."""
+    """The values that K steps logged under ``name``, in float64 on the CPU."""
     entries = noted.outline.logged
     if (known := entries[name].known) is not None:
         return torch.full((len(noted.clients),), float(known), dtype=torch.float64)

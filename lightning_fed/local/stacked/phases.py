@@ -1,4 +1,4 @@
-"""A recorded step, taken apart: what has to be done in every step, and what can be done for many steps at once."""
+"""Split a recorded step into operators that every step needs, and operators that run once for many steps."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lightning_fed.local.stacked.simplify import bound
 
 aten = torch.ops.aten
 
-#: Bytes of a tensor that can be kept of every step, even if their data are smaller.
+#: Bytes up to which a result is kept for every step, even if the data of a step are smaller.
 SMALL = 2**14
 
 
 class _Places:
-    """Where the nodes of a step are computed: each in one of four places, which have their turn in this order."""
+    """Assign each node of a step to one of four phases: before all steps, views, core of a step, after all steps."""
 
     def __init__(self, graph: Graph, params: Sequence[Node], data: Sequence[Node]) -> None:
         self.before = {node for node in graph.nodes if node.op in ("placeholder", "get_attr")} - set(params)
-        self.views = set(params)  # parameters in other shapes, once and for all: they are changed in place
+        self.views = set(params)  # views of parameters stay valid in all steps, because x is updated in place
         self.core: set[Node] = set()
         self.after: set[Node] = set()
         needed = _ancestors(_results(graph)[0])
-        limit = max(SMALL, sum(_bytes(node) for node in data))  # for what is kept of every step
+        limit = max(SMALL, sum(_bytes(node) for node in data))  # of a result that is kept for every step
         for node in graph.nodes:
             if node.op != "call_function":
                 continue
@@ -38,7 +38,7 @@ class _Places:
             elif is_view(node) and used <= self.views:
                 self.views.add(node)
             elif node in needed or used & self.views or any(_bytes(each) > limit for each in used & self.core):
-                # what it is made of cannot wait either: a second forward pass, of which only a metric needs the result
+                # its inputs have to move to the core as well, such as a second forward pass that only a metric needs
                 self.core |= {node} | (_ancestors(node) & self.after)
                 self.after -= self.core
             else:
@@ -46,19 +46,21 @@ class _Places:
 
 
 class Parts:
-    """A function of parameters, shared tensors and the data of one step, for many steps on end.
+    """A function of parameters, shared tensors and the data of one step, split into phases to run many steps.
 
-    Its first result is what a step is for; the others nobody needs before the steps are done.
+    Its first result is the gradient, which every step needs; the other results are needed only after all steps.
 
     Args:
-        recorded: the function, of ``counts`` tensors of each kind; it only makes new tensors.
+        recorded: the function, of ``counts`` tensors of each kind; it writes into none of its inputs.
     """
 
     def __init__(self, recorded: GraphModule, counts: Sequence[int]) -> None:
+        """Split the graph: ``made`` are results of data alone, ``seen`` views of parameters, ``left`` results of the
+        core that the last phase reads, ``fed`` data and made tensors that the core reads."""
         graph = recorded.graph
         inputs = iter([node for node in graph.nodes if node.op == "placeholder"])
         params, shared, data = ([next(inputs) for _ in range(count)] for count in counts)
-        _keep_from_writing(graph, params)  # before nodes are placed: the copies belong to the core
+        _keep_from_writing(graph, params)  # first, so that the inserted copies are assigned to the core
         places = _Places(graph, params, data)
         first, *rest = _results(graph)
 
@@ -72,24 +74,24 @@ class Parts:
         self.views = _part(recorded, params, places.views, seen)
         self._before = _part(recorded, [*shared, *data], places.before, made)
         self.core = _part(recorded, [*seen, *shared, *fed], places.core, [first, *left])
-        self.step = bound(self.core)  # the core itself stays as operators, for C
-        self.whole = bound(recorded)  # all of it, for a single step
+        self.step = bound(self.core)  # a second form: the C code generator needs the core as ATen operators
+        self.whole = bound(recorded)  # without phases, for a single step
         self._after = _part(recorded, [*left, *shared, *data, *made], places.after, rest)
         self._fed = [[*data, *made].index(node) for node in fed]
         self._shared = [None] * len(shared)
         self._counts = len(data), len(made), len(left)
 
     def before(self, shared: Sequence[Tensor], data: Sequence[Tensor]) -> list[Tensor]:
-        """Data of T steps (T, ...) and what can be made of them."""
+        """Return the data of T steps (T, ...) and all results that depend on data and shared tensors alone."""
         made = self._counts[1] and vmap(self._before, (*self._shared, *(0 for _ in data)))(*shared, *data)
         return [*data, *(made or ())]
 
     def fed(self, prepared: Sequence[Tensor]) -> list[Tensor]:
-        """What the core takes, besides parameters and shared tensors."""
+        """The prepared tensors that the core takes, besides parameters and shared tensors."""
         return [prepared[i] for i in self._fed]
 
     def after(self, left: Sequence[Tensor], shared: Sequence[Tensor], prepared: Sequence[Tensor]) -> list[Tensor]:
-        """The other results of T steps (T, ...), of what their cores left."""
+        """Compute the other results of T steps (T, ...) from the tensors that their cores left."""
         whole = vmap(self._after, (*(0 for _ in left), *self._shared, *(0 for _ in prepared)))
         return list(whole(*left, *shared, *prepared))
 
@@ -106,7 +108,7 @@ def _part(recorded: GraphModule, inputs: Sequence[Node], nodes: set[Node], outpu
 
 
 def _keep_from_writing(graph: Graph, params: Sequence[Node]) -> None:
-    """Results that are views of parameters become copies, since the next step writes into these."""
+    """Replace results that are views of parameters by copies, because the next step overwrites parameters."""
     views, output = set(params), next(node for node in graph.nodes if node.op == "output")
     for node in graph.nodes:
         if is_view(node) and views.intersection(node.all_input_nodes):

@@ -1,7 +1,7 @@
-"""A courtesy before the first round: tell why a module's steps cannot be stacked, in plain words.
+"""Try a training step before the first round, to tell the user in plain words why it cannot be stacked.
 
-No number rests on it. What a step may do is a contract (docs/speed.md); the trial runs on a copy of the module and
-finds the common breaches of it.
+Correctness does not depend on this trial: docs/speed.md has the contract of a stackable step. The trial runs on a copy
+of the module and finds the common breaches of the contract.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ def try_out(stacked: StackedLocal, work: LocalWork, round: int, cohort: Sequence
             own, _, _ = loss.alone(params, shared, batch)
         except UnfitError:
             raise
-        except Exception as error:  # a user's step may raise anything; training raises it again, with the client's name
+        except Exception as error:  # a user's step may raise any error; training repeats it with the client's name
             log.info("A trial of the training step failed: %s: %s", type(error).__name__, error)
             return
         try:
             loss([p.unsqueeze(0) for p in params], shared, [part.unsqueeze(0) for part in batch])
         except UnfitError:
             raise
-        except Exception as error:  # the same step went through without torch.func, whose refusals are no closed set
+        except Exception as error:  # the step works without torch.func, and torch.func has no common error class
             raise UnfitError(_in_plain_words(error)) from error
     stacked.check_gradients(own)
 
 
 def _check_layers(module: nn.Module) -> None:
-    """Refuse layers that are known to draw or to remember."""
+    """Refuse layers that are known to draw random numbers or to change their buffers."""
     for name, part in module.named_modules():
         what = f"{type(part).__name__} ({name})"
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0 and part.training:
@@ -68,7 +68,7 @@ def _check_layers(module: nn.Module) -> None:
 
 def _in_plain_words(error: Exception) -> str:
     text = str(error).splitlines()[0] if str(error) else ""
-    if "random" in text:  # torch.func's own messages name its options, which a user does not have
+    if "random" in text:  # torch.func's messages advise options of vmap, which the user does not call
         return "it draws random numbers"
     if ".item()" in text or "data-dependent control flow" in text:
         return "it turns a tensor into a number, or decides by its value"
@@ -77,7 +77,7 @@ def _in_plain_words(error: Exception) -> str:
 
 @contextmanager
 def _unchanged(stacked: StackedLocal, shared: Sequence[Tensor]) -> Iterator[None]:
-    """Refuse a step that draws random numbers or leaves traces in the module or in tensors that clients share."""
+    """Refuse a step that draws random numbers, or changes the module or tensors that clients share."""
     twin = stacked.loss.step.twin
     attributes, streams = Attributes(twin, outside=[stacked.loss.step]), _streams()
     buffers, before_step = clones(buffers_of(twin)), [tensor.clone() for tensor in shared]

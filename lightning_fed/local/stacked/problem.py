@@ -1,4 +1,4 @@
-"""What the clients of a stack are asked together, and what they answer."""
+"""The local problems of a stack of clients, and their solutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_fed.local.stacked.pure_step import UnfitError
 
 @dataclass(frozen=True, eq=False)
 class StackedProblem:
-    """The problems of a stack: starts and constants (m, d), and the problems themselves where steps are mapped."""
+    """The problems of a stack: starts and constant gradients (m, d), and the problems themselves if any maps steps."""
 
     start: Tensor
     constant: Tensor | None
@@ -34,20 +34,20 @@ class StackedProblem:
         return cls(start, Question(linear, rho, center).constant, rho, mapped)
 
     def of_some(self, clients: list[int]) -> StackedProblem:
-        """Those of some clients."""
+        """Select the problems of some clients."""
         constant = None if self.constant is None else self.constant[clients]
         return StackedProblem(self.start[clients], constant, self.rho, [self.mapped[i] for i in clients if self.mapped])
 
 
 def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
-    """Rows (m, d), zero for clients that have none; None if nobody has one."""
+    """Stack rows (m, d), with zeros for clients that have none; None if no client has one."""
     given = [row for row in rows if row is not None]
     return torch.stack([torch.zeros_like(given[0]) if row is None else row for row in rows]) if given else None
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Where the clients of a stack ended, (m, d), their mean losses, the step size, and what they logged."""
+    """The solutions (m, d) of a stack, the clients' mean losses, the step size, and the log of their steps."""
 
     x: Tensor
     losses: list[float]

@@ -20,17 +20,17 @@ from lightning_fed.trainer.module_state import attribute_reaching
 
 _LOG = signature(pl.LightningModule.log)
 
-#: How Lightning reduces what the batches of an epoch log.
+#: Names of Lightning's reductions of the values that the batches of an epoch log.
 REDUCTIONS = ("mean", "sum", "min", "max")
 
 
 class UnfitError(Exception):
-    """Why clients cannot be stacked."""
+    """Clients cannot be stacked; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A call of ``self.log``: the value, if it is not a tensor of the step, and the arguments."""
+    """A call of ``self.log``: its value, unless that is a tensor of the step, and its arguments."""
 
     known: Any
     reduction: str
@@ -40,9 +40,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a step logs: entries by name, and the metrics it updates, each with its number of arguments.
+    """The log calls of a step by name, and the metrics that it updates, each with its number of arguments.
 
-    The step's notes are one tensor for each entry without a known value, then the arguments of each update.
+    The step's tensors are one for each entry without a known value, then the arguments of each update.
     """
 
     logged: dict[str, Entry]
@@ -51,9 +51,9 @@ class Outline:
 
 @dataclass
 class Notes:
-    """What a step logs and which metrics it updates, with the values it gives them.
+    """The log calls and metric updates of a step, with their values.
 
-    ``originals`` are the trainer's metrics, by the ids of their copies.
+    ``originals`` are the metrics of the trainer's module, by the ids of their copies.
     """
 
     originals: Mapping[int, Metric] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Notes:
         self.logged[name] = value, Entry(None if isinstance(value, Tensor) else value, reduction, size, kwargs)
 
     def outline(self) -> Outline:
-        """What was noted, without the tensors of the step."""
+        """The notes without the tensors of the step."""
         updates = [(metric, len(args)) for metric, args in self.updates]
         return Outline({name: entry for name, (_, entry) in self.logged.items()}, updates)
 
@@ -91,7 +91,7 @@ def _reduction(function: Any) -> str:
 
 
 class _Index:
-    """Stands for ``batch_idx``, which is not the same for stacked clients: no step may look at it."""
+    """Replaces ``batch_idx``, which may differ between stacked clients: a step that uses it is refused."""
 
     def _used(self, *_: Any) -> NoReturn:
         raise UnfitError("it uses batch_idx")
@@ -102,10 +102,10 @@ class _Index:
 
 
 class _NoTrainer:
-    """Stands for the trainer, whose numbers a recorded step would freeze."""
+    """Replaces the trainer, because a recorded step would freeze the trainer's numbers."""
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise UnfitError(f"it looks at the trainer ({name})")
+        raise UnfitError(f"it reads the trainer ({name})")
 
 
 def _value_wanted(*_: Any, **__: Any) -> NoReturn:
@@ -113,13 +113,13 @@ def _value_wanted(*_: Any, **__: Any) -> NoReturn:
 
 
 class PureStep(nn.Module):
-    """A module's step as a function of tensors and a batch, which returns the loss and notes what is logged.
+    """A module's step as a function of tensors and a batch, which returns the loss and notes the log calls.
 
-    It works on a deep copy of the module: whatever the step does, the trainer's module does not notice.
+    It works on a deep copy of the module, so that the step cannot change the trainer's module.
 
     Args:
-        name: of the step.
-        context: in which it runs, such as that of the trainer's precision.
+        name: name of the step.
+        context: context manager around the step, such as that of the trainer's precision.
     """
 
     def __init__(
@@ -131,18 +131,19 @@ class PureStep(nn.Module):
         super().__init__()
         try:
             self.twin = copy.deepcopy(module)
-        except Exception as error:  # any class of the module may refuse, each with an error of its own
+        except Exception as error:  # __deepcopy__ of a user's class may raise any error
             raise UnfitError(f"{type(module).__name__} cannot be copied: {error}") from error
         if attribute := attribute_reaching(self.twin, module):
             raise UnfitError(
                 f"{type(module).__name__}.{attribute} is a function that refers to the module: use a method"
             )
         self.name, self.context = name, context
-        # as Lightning decides it: a step may be written without batch_idx
+        # the same test as in Lightning, which accepts steps without batch_idx
         self.wants_index = is_param_in_hook_signature(getattr(self.twin, name), "batch_idx", min_args=2)
         self.originals: dict[int, Metric] = {}
         self.notes = Notes()
         for path, part in self.twin.named_modules():
+            # an attribute in vars() of an instance hides the method of its class
             if isinstance(part, pl.LightningModule):
                 vars(part).update(log=lambda *args, **kwargs: self.notes.log(*args, **kwargs), _trainer=_NoTrainer())
             elif isinstance(part, Metric):
@@ -161,13 +162,13 @@ class PureStep(nn.Module):
         return update
 
     def forward(self, batch: Any) -> Any:
-        """Called by ``functional_call``, which has put tensors in the place of parameters and buffers."""
+        """Run the step; ``functional_call`` has replaced parameters and buffers by other tensors."""
         with self.context():
             return getattr(self.twin, self.name)(*((batch, _Index()) if self.wants_index else (batch,)))
 
     def run(self, tensors: Mapping[str, Tensor], batch: Any) -> tuple[Any, Notes]:
-        """The loss, or None if the step returns none, and the notes of a step at these tensors."""
-        self.notes = notes = Notes(self.originals)  # of this run alone: trials and recordings note, too
+        """Run the step at ``tensors``; return its loss, or None if it returns none, and its notes."""
+        self.notes = notes = Notes(self.originals)  # fresh notes, because trials and recordings write notes too
         output = functional_call(self, {f"twin.{name}": t for name, t in tensors.items()}, (batch,))
         loss = output.get("loss") if isinstance(output, Mapping) else output
         return (loss if isinstance(loss, Tensor) else None), notes
@@ -177,8 +178,8 @@ class StackedLoss:
     """Losses and gradients of m clients at once, each at its own parameters and on its own whole batch.
 
     Args:
-        names: of the parameters that are stacked; everything else in the module is shared.
-        context: in which a training step runs.
+        names: names of the stacked parameters; clients share all other tensors of the module.
+        context: context manager around a training step.
     """
 
     def __init__(
@@ -201,13 +202,13 @@ class StackedLoss:
         return [tensors[name].detach() for name in self._shared_names]
 
     def __call__(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Stack, Tensor, list[Tensor]]:
-        """Gradients, losses (m,), and what is noted (m, ...), in the order of the outline."""
+        """Gradients, losses (m,), and noted tensors (m, ...) in the order of the outline."""
         one_client = grad_and_value(self.loss, has_aux=True)
         gradients, (losses, noted) = vmap(one_client, in_dims=(0, None, 0))(params, shared, batch)
         return gradients, losses, noted
 
     def loss(self, params: Sequence[Tensor], shared: Sequence[Tensor], batch: list[Tensor]) -> Any:
-        """The loss of one client's batch, as the module computes it, and what is noted."""
+        """The loss of one client's batch, as the module computes it, and the noted tensors."""
         tensors = dict(zip([*self.names, *self._shared_names], [*params, *shared], strict=True))
         loss, notes = self.step.run(tensors, batch)
         if loss is None:

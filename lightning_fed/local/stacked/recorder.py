@@ -1,4 +1,4 @@
-"""Functions of stacked tensors, recorded once and replayed with little Python; in C where that is wanted."""
+"""Record functions of stacked tensors once, and replay them with little Python, or in C."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ Numbers = NDArray[np.int64]
 
 log = logging.getLogger(__name__)
 
-#: Recorded functions that are kept.
+#: Maximum number of recorded functions in memory.
 KEPT = 64
-#: Why there may be no C code: unknown operators or types, no compiler or one that fails, steps that cannot be traced,
-#: other numbers. The recorded steps do the work then.
+#: Errors after which recorded steps run instead of C code: unknown operators or types, a missing or failing compiler,
+#: steps that cannot be traced, results that differ.
 NO_CODE = (NoCodeError, KeyError, AttributeError, OSError, SubprocessError, RuntimeError, AssertionError)
-#: Clients and steps that are compared with what was recorded.
+#: Number of clients, and of steps of each, for which C code is compared with recorded steps.
 FEW = 3
 
 Function = Callable[..., Sequence[Tensor]]
 
-#: vmap has no rule for this operator, which writing into a tensor becomes.
+#: functionalize turns writing into a tensor into this operator, for which vmap has no rule.
 _PLAIN_COPIES = {torch.ops.aten.copy.default: lambda to, source, _=False: source.to(to.dtype).expand(to.shape).clone()}
 
 
 class Graphs:
-    """Recorded functions by the shapes of their inputs, and C code that is made of them."""
+    """Recorded functions by the shapes of their inputs, and the C code generated from them."""
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, Parts] = {}
         self._in_c: dict[Hashable, Steps | None] = {}
 
     def parts(self, function: Function, *inputs: Sequence[Tensor]) -> Parts:
-        """A step for parameters, shared tensors and data of this shape."""
+        """Return a recorded step for parameters, shared tensors and data of these shapes."""
         whole = tuple(map(len, inputs)), _shapes([t for kind in inputs for t in kind])
         if whole not in self._parts:
-            # plain tensors: those made in inference mode cannot be differentiated
+            # outside inference mode, because tensors made in it cannot be differentiated
             with torch.inference_mode(False), torch.no_grad():
                 _keep(self._parts, whole, _taken_apart(function, [[_copy(t) for t in kind] for kind in inputs]))
         return self._parts[whole]
@@ -63,11 +63,12 @@ class Graphs:
         shared: Sequence[Tensor],
         varying: Sequence[Tensor],
     ) -> Steps | None:
-        """All steps of all clients at once, as :class:`Steps` takes them; None if there is no such code.
+        """C code for all steps of all clients, with the arguments of :class:`Steps`; None if there is none.
 
-        The first steps of the first clients are compared with the function's.
+        New code is compared with the function on the first steps of the first clients.
         """
-        examples = [*(t[0] for t in client), *shared, *(t[0] for t in varying)]  # however they lie in memory
+        examples = [*(t[0] for t in client), *shared, *(t[0] for t in varying)]
+        # strides are not part of the key, because Steps makes its inputs contiguous
         whole = key, len(client), len(shared), tuple((t.shape, t.dtype) for t in examples)
         if whole not in self._in_c:
             with torch.inference_mode(False), torch.no_grad():
@@ -76,16 +77,16 @@ class Graphs:
 
 
 def _keep(made: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-    """Keep a value beside the latest others; the oldest goes."""
+    """Store a value; drop the oldest one if there are too many."""
     while len(made) >= KEPT:
         del made[next(iter(made))]
     made[key] = value
 
 
 def _taken_apart(function: Function, inputs: Sequence[Sequence[Tensor]]) -> Parts:
-    """Record a function and part its work; raises `UnfitError` where that would change its results."""
+    """Record a function and split it into phases; raises `UnfitError` if that would change its results."""
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
-    # what a step writes into its own tensors becomes new tensors
+    # functionalize: a step may write into tensors that it made itself; recorded, such writes make new tensors
     recorded = trace(functionalize(function), flat, _PLAIN_COPIES)
     if not is_pure(recorded.graph):
         raise UnfitError("a step draws random numbers, or changes tensors that are not its own")
@@ -100,8 +101,8 @@ def _taken_apart(function: Function, inputs: Sequence[Sequence[Tensor]]) -> Part
 def _compare(
     parts: Parts, function: Function, params: Sequence[Tensor], shared: Sequence[Tensor], data: Sequence[Tensor]
 ) -> None:
-    """Compare two steps in parts with the function itself."""
-    # another step than the recorded one: what the recording has frozen by mistake would differ
+    """Compare two steps, taken in phases, with the function itself."""
+    # the second step has other data than the recorded one: values that the recording froze by mistake would differ
     steps = [data, [part.flip(0) for part in data]]
     expected = [function(*params, *shared, *step) for step in steps]
     prepared = parts.before(shared, [torch.stack(pair) for pair in zip(*steps, strict=True)])
@@ -117,7 +118,7 @@ def _compare(
 def _in_c(
     function: Function, lengths: Numbers, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> Steps | None:
-    # copies: the trial must not move the clients' models
+    # copies, because C code updates models in place and the trial must not change the clients' models
     own, few = [rows[:FEW].clone() for rows in client], np.minimum(lengths[:FEW], FEW)
     begins = np.cumsum(lengths) - lengths
     steps = [[part[at : at + count].clone() for part in varying] for at, count in zip(begins, few, strict=False)]
@@ -136,7 +137,7 @@ def _in_c(
 def _one_by_one(
     function: Function, client: Sequence[Tensor], shared: Sequence[Tensor], varying: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Results (T, ...) of one client's steps, and where they led."""
+    """Take one client's steps in Python; return their results (T, ...) and the final model."""
     x, *rest = client
     results = []
     for own in zip(*varying, strict=True):
@@ -150,7 +151,7 @@ def _shapes(tensors: Sequence[Tensor]) -> Hashable:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """With the same strides, also where they are 0."""
+    """Copy a tensor with the same strides, also strides of 0, so that the recorded graph fits the original."""
     twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
     twin[once] = tensor[once]

@@ -1,4 +1,4 @@
-"""Recorded graphs without operators that do nothing: each of them costs microseconds in every step."""
+"""Remove operators without effect from recorded graphs, because each one costs microseconds in every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_fed.local.tracing import trace
 aten = torch.ops.aten
 
 _COPIES = {aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default}
-#: Results that depend on their tensors' shapes alone.
+#: Operators whose results depend only on the shapes of their tensors.
 _BY_SHAPE = {
     aten.ones_like.default,
     aten.zeros_like.default,
@@ -29,10 +29,10 @@ _BY_SHAPE = {
 
 
 def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """The same function in fewer operators, for a graph that only makes new tensors."""
+    """Return the same function with fewer operators, for a graph of pure operators."""
     drop_factors(recorded)
     recorded.recompile()
-    recorded = trace(recorded, inputs)  # with the strides it has now
+    recorded = trace(recorded, inputs)  # record again, because dropped factors change strides
     drop_identities(recorded)
     fold_constants(recorded)
     recorded.graph.eliminate_dead_code()
@@ -41,7 +41,7 @@ def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
 
 
 def is_pure(graph: Graph) -> bool:
-    """Whether every operator only makes new tensors, always the same ones."""
+    """Whether every operator writes into no tensor and draws no random numbers."""
     return all(
         node.target is operator.getitem
         or (
@@ -54,12 +54,12 @@ def is_pure(graph: Graph) -> bool:
 
 
 def operators(graph: Graph) -> list[Any]:
-    """The nodes that compute something; as Any, since an operator's arguments are known by its name alone."""
+    """The nodes that call an operator; as Any, because the types of their arguments depend on the operator."""
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
 def drop_factors(recorded: GraphModule) -> None:
-    """Products with the number 1; strides may then be others than were recorded."""
+    """Drop products with the number 1; strides may then differ from the recorded ones."""
     for node in operators(recorded.graph):
         if (
             node.target in (aten.mul.Scalar, aten.mul.Tensor)
@@ -70,7 +70,7 @@ def drop_factors(recorded: GraphModule) -> None:
 
 
 def fold_constants(recorded: GraphModule) -> None:
-    """Tensors that are the same in every step are made once."""
+    """Compute tensors that are the same in every step once, and store them as buffers of the graph."""
     known: dict[Node, Tensor] = {}
     for node in operators(recorded.graph):
         used = node.all_input_nodes
@@ -90,21 +90,21 @@ def fold_constants(recorded: GraphModule) -> None:
 
 
 def drop_identities(recorded: GraphModule) -> None:
-    """Drop views that change nothing, and copies: they are never written to."""
+    """Drop views that change nothing, and copies, which a pure graph never writes to."""
     for node in operators(recorded.graph):
         if node.target in VIEWS | _COPIES and _same(node, node.args[0]):
             node.replace_all_uses_with(node.args[0])
 
 
 def bound(graph: GraphModule) -> Callable[..., Any]:
-    """The graph with torch's own functions in place of operators, which are slower to call from Python."""
+    """Replace operators by torch's Python functions, which are faster to call."""
     quick = GraphModule(graph, copy.deepcopy(graph.graph))
     for node in operators(quick.graph):
         name = getattr(node.target, "_opname", "")
         function = getattr(torch._C._VariableFunctions, name, None) if not name.endswith("_like") else None
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.op, node.target = "call_method", "view"
-        elif function is not None and not name.startswith("new_"):  # their Python forms take other arguments
+        elif function is not None and not name.startswith("new_"):  # Python's new_* and *_like take other arguments
             node.target = function
     quick.recompile()
     forward: Callable[..., Any] = quick.forward
@@ -112,12 +112,12 @@ def bound(graph: GraphModule) -> Callable[..., Any]:
 
 
 def _empty(like: Tensor) -> Tensor:
-    """With real memory, however a recorded tensor was made."""
+    """An empty tensor with the shape and strides of a recorded one, which may be fake and without memory."""
     return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _same(node: Node, other: Any) -> bool:
-    """Whether two tensors agree in everything but, perhaps, their numbers; a plain number is no tensor."""
+    """Whether two nodes are tensors with the same shape, strides, type and device; numbers are not compared."""
     if not isinstance(other, Node):
         return False
     a, b = node.meta["val"], other.meta["val"]
@@ -125,7 +125,7 @@ def _same(node: Node, other: Any) -> bool:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Those that matter."""
+    """Strides of the dimensions with more than one entry; the others have no effect."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 

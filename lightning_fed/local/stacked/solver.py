@@ -1,4 +1,4 @@
-"""Local work of many clients at once: one training step of a stack is one pass through a recorded graph."""
+"""Do the local work of many clients at once: one training step of a stack is one pass through a recorded graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lightning_fed.trainer.eligibility import is_plain
 
 Numbers = NDArray[np.int64]
 
-#: Clients whose short batches of one size are computed together.
+#: Number of clients whose short batches of one size are computed together.
 SHORT_STACK = 8
 
 
@@ -38,11 +38,11 @@ class StackedLocal:
 
     Args:
         layout: order of the parameters in ``x``; all of them are trained by the trainer's one optimiser.
-        full_batch: samples of a full batch. Steps on full batches can be written in C.
-        frequent: sizes of short batches, each with the kind of its samples, that are met often enough to be recorded.
-            Steps on others are taken by one client at a time: to record them would take longer.
-        in_c: write steps in C, as far as they can be.
-        threads: that share clients whose steps are written in C, if torch has not more.
+        full_batch: samples of a full batch. Steps on full batches can run in C.
+        frequent: sizes of short batches, each with the kind of its samples, that are frequent enough to be recorded.
+            Steps on other sizes are taken one client at a time, because recording them would take longer.
+        in_c: run steps in C, if their operators allow it.
+        threads: minimum number of threads for steps in C; torch's number of threads if that is larger.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StackedLocal:
     ) -> None:
         self.trainer, self.layout, self.full_batch, self.threads = trainer, layout, full_batch, threads
         self.frequent = frequent
-        # what Lightning's loop puts around a training step: a default type of numbers, for one
+        # Lightning's loop runs a training step in this context, which may set the default dtype
         context = trainer.precision_plugin.train_step_context
         self.loss = StackedLoss(trainer.lightning_module, layout.names, context)
         self.graphs = Graphs()
@@ -66,7 +66,7 @@ class StackedLocal:
         self.given_up = False
 
     def give_up(self, error: Exception) -> None:
-        """Stop stacking from the next round on: clients that work one by one did not work as a stack."""
+        """Stop stacking from the next round on, because clients that train one by one failed as a stack."""
         if not self.given_up:
             self.given_up = True
             warnings.warn(
@@ -79,15 +79,15 @@ class StackedLocal:
         log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
         x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
         for ids in self._stacks(plans):
-            # filled up with copies of the first client, whose answers are dropped
+            # fill the stack up with copies of the first client; their solutions are dropped
             members = [*ids, *ids[:1] * (self._width(len(ids), plans[ids[0]]) - len(ids))]
             run = _Run(self, problem.of_some(members), [plans[i] for i in members], ids, log)
             x[ids], losses[ids] = run.go()
-        vars(self.trainer.optimizers[0])["_opt_called"] = True  # what schedulers look at before they step
+        vars(self.trainer.optimizers[0])["_opt_called"] = True  # schedulers warn if no optimiser step came before
         return Answers(x, losses.tolist(), lr, log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
-        """Clients that are stacked together, by the shape of their batches."""
+        """Group clients into stacks by the shape of their batches."""
         groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for i, plan in enumerate(plans):
             groups[plan.kind, plan.batch_size].append(i)
@@ -99,7 +99,7 @@ class StackedLocal:
         return stacks
 
     def _width(self, m: int, plan: Plan) -> int:
-        """The size of the stack for m clients, which is filled up with the first: few different ones are recorded."""
+        """Size of the stack for m clients, filled up with copies so that few different sizes are recorded."""
         if plan.batch_size == self.full_batch:
             return m if self.in_c else rounded(m)
         return SHORT_STACK if self.is_recorded(plan.batch_size, plan.kind) else m
@@ -109,7 +109,7 @@ class StackedLocal:
         return size == self.full_batch or (size, kind) in self.frequent
 
     def parts(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Parts, Outline]:
-        """A step on batches of this shape: the flat gradient, losses, and what is noted, as the outline says."""
+        """Record a step on batches of this shape, once; it computes the flat gradient, losses and noted tensors."""
         counts = len(params), len(shared)
 
         def differentiate(*flat: Tensor) -> tuple[Tensor, ...]:
@@ -120,21 +120,21 @@ class StackedLocal:
         parts = self.graphs.parts(differentiate, params, shared, batch)
         if parts not in self._outlines:
             outline = self.loss.outline
-            self.alone(params, shared, batch)  # refuses a shape of batches for which a parameter has no gradient
+            self.alone(params, shared, batch)  # raises if a parameter has no gradient; torch.func returns zeros for it
             self._outlines[parts] = outline
         return parts, self._outlines[parts]
 
     def alone(self, params: Stack, shared: list[Tensor], batch: list[Tensor]) -> tuple[Tensor, list[Tensor], Outline]:
-        """The same for the first client of a stack, without recording."""
+        """Compute the same for the first client of a stack, without recording."""
         found, loss, noted = self.loss.alone([p[0] for p in params], shared, [part[0] for part in batch])
         self.check_gradients(found)
         flat = [(p.new_zeros(p[0].numel()) if g is None else g.reshape(-1)) for p, g in zip(params, found, strict=True)]
         return torch.cat(flat).unsqueeze(0), [t.unsqueeze(0) for t in (loss, *noted)], self.loss.outline
 
     def check_gradients(self, found: Sequence[Tensor | None]) -> None:
-        """Refuse a parameter without a gradient, which an optimiser leaves alone, but not one with a gradient of zero.
+        """Refuse parameters without a gradient: an optimiser skips them, but may move a parameter with gradient zero.
 
-        Whether there is one depends on the shape of a batch alone, so it is looked at for every shape.
+        Whether a gradient exists depends on the shape of a batch alone, so every new shape is checked.
         """
         for name, gradient in zip(self.layout.names, found, strict=True):
             if gradient is None and not is_plain(self.trainer.optimizers[0]):
@@ -142,12 +142,12 @@ class StackedLocal:
 
 
 class _Run:
-    """The local steps of one stack, from its problem to its answers.
+    """The local steps of one stack, from its problem to its solutions.
 
     All parameters are views of one tensor ``x`` (m, d), which is changed in place.
 
     Args:
-        ids: which clients of the log these are; results of further ones, which fill up the stack, are dropped.
+        ids: numbers of the clients in the log; results of further clients, which fill up the stack, are dropped.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class _Run:
         self.local, self.problem, self.log = local, problem, log
         self.trainer, self.layout = local.trainer, local.layout
         self.optimizer = self.trainer.optimizers[0]
-        self.plain = is_plain(self.optimizer) and not problem.mapped  # then x moves as a whole, without an optimiser
+        self.plain = is_plain(self.optimizer) and not problem.mapped  # if so, one add_ on x replaces the optimiser
         self.in_c = self.plain and local.in_c and plans[0].batch_size == local.full_batch
         self.plans, self.ids, self.m, self.kind = plans, np.array(ids), len(plans), plans[0].kind
         self.x, self.constant = problem.start.clone(), problem.constant
@@ -168,7 +168,7 @@ class _Run:
         self.counts = torch.zeros(self.m, dtype=torch.float64)
 
     def go(self) -> tuple[Tensor, Tensor]:
-        """Where the clients end (m, d), and their mean losses (m,)."""
+        """Take all steps; return the clients' final models (m, d) and mean losses (m,)."""
         with torch.inference_mode() if self.plain else torch.no_grad():
             batches = Batches(self.plans, self.trainer.precision_plugin.convert_input, self.x, self.local.scratch)
             if not self.in_c or not self._all_in_c(batches):
@@ -179,12 +179,12 @@ class _Run:
         return self.x[: len(self.ids)], losses
 
     def _split(self, rows: Tensor) -> Stack:
-        """Rows of the layout as stacked parameters, which are views of them."""
+        """Split rows (m, d) into stacked parameters, which are views of the rows."""
         parts = torch.split(rows, [math.prod(shape) for shape in self.layout.shapes], dim=1)
         return [part.view(len(rows), *shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def _note(self, outline: Outline, members: Numbers, steps: Numbers, size: int, results: Sequence[Tensor]) -> None:
-        """Take in the losses (K,) of K steps and what they noted: of these clients, in these steps of their visits."""
+        """Add the losses (K,) of K steps to the totals, and log their noted tensors by client and step number."""
         losses, *noted = results
         if len(real := np.flatnonzero(members < len(self.ids))) < len(members):
             chosen = torch.from_numpy(real)
@@ -195,16 +195,16 @@ class _Run:
         self.counts.index_add_(0, owners, torch.full((len(members),), float(size), dtype=torch.float64))
         self.log.note(outline, self.ids[members], steps, size, noted)
 
-    # Steps as recorded: everybody takes step t together.
+    # Recorded steps: all clients take step t together.
 
     def _side_by_side(self, batches: Batches) -> None:
         size, length = batches.batch_size, batches.block
         if not self.plain:
             self.stacked_optimizer = stacked_optimizer(self.optimizer, self._by_parameter())
         for first in range(0, batches.steps, length):
-            # clients who have finished take a batch again, whose step is undone: the stack keeps its shape
+            # the stack must keep its shape, so a client that has finished repeats a batch, and the step is undone
             steps = [_within(slice(first, first + length), plan.steps) for plan in self.plans]
-            sizes = batches.sizes[:, first : min(first + length, batches.steps)].T  # (T, m); 0 for clients who wait
+            sizes = batches.sizes[:, first : min(first + length, batches.steps)].T  # (T, m); 0 for finished clients
             tensors = [part.view(self.m, length, *part.shape[1:]) for part in batches.take(steps)]
             alike = bool(((sizes == size) | (sizes == 0)).all())
             if alike and self.local.is_recorded(size, self.kind):
@@ -215,33 +215,33 @@ class _Run:
                     self._step_of_any_size(step, np.arange(self.m), own, np.full(self.m, first + t))
 
     def _full_batches(self, tensors: list[Tensor], sizes: Numbers, size: int, first: int) -> None:
-        """Steps in which everybody who still works has a full batch: what depends on data alone is done before them."""
+        """Steps in which all unfinished clients have full batches; results of data alone are computed beforehand."""
         steps = len(sizes)
         data = [tensor.transpose(0, 1)[:steps] for tensor in tensors]
         parts, outline = self.local.parts(self.params, self.shared, [part[0] for part in data])
         prepared = parts.before(self.shared, data)
         fed, views, left = parts.fed(prepared), parts.views(*self.params), []
         for t, own in enumerate(zip(*(part.unbind() for part in fed), strict=True)):
-            # views of parameters follow x, which moves in place; points that a map gives are others in every step
+            # views of parameters follow x, which changes in place; mapped points are new tensors in every step
             at = views if not self.problem.mapped else parts.views(*self._at(first + t))
             gradient, *rest = parts.step(*at, *self.shared, *own)
             self._advance(gradient, sizes[t])
             left.append(rest)
         results = parts.after([torch.stack(pieces) for pieces in zip(*left, strict=True)], self.shared, prepared)
-        working = np.nonzero(sizes.T)  # one client after another
+        working = np.nonzero(sizes.T)  # ordered by client, then by step, as the log expects
         index = torch.from_numpy(working[1] * self.m + working[0])
         whole = len(index) == sizes.size
         flat = [result.transpose(0, 1).flatten(0, 1) if whole else result.flatten(0, 1)[index] for result in results]
         self._note(outline, working[0], working[1] + first, size, flat)
 
     def _step_of_any_size(self, batches: list[Tensor], place: Numbers, sizes: Numbers, steps: Numbers) -> None:
-        """One gradient call for each size, then one step of everybody who works.
+        """Compute gradients size by size, then take one step of all clients that have a batch.
 
         Args:
             batches: filled up to one size, (K, B, ...).
-            place: of each client's batch among them.
-            sizes: of the batches; 0 for clients who wait.
-            steps: which steps of the clients' visits these are.
+            place: index of each client's batch in ``batches``.
+            sizes: sizes of the batches; 0 for clients without a batch.
+            steps: numbers of these steps in the clients' visits.
         """
         gradient, at = torch.zeros_like(self.x), self._at(int(steps[0]))
         for size in np.unique(sizes[sizes > 0]).tolist():
@@ -253,7 +253,7 @@ class _Run:
         self._advance(gradient, sizes)
 
     def _stacks_of(self, members: Numbers, size: int) -> list[Numbers]:
-        """Members whose gradients are computed together, filled up with the first one: few shapes are recorded."""
+        """Group members whose gradients are computed together, filled up with copies: few shapes are recorded."""
         if not self.local.is_recorded(size, self.kind):
             return [members[i : i + 1] for i in range(len(members))]
         width = min(rounded(len(members)), self.m) if size == self.local.full_batch else SHORT_STACK
@@ -261,7 +261,7 @@ class _Run:
         return [np.concatenate([part, part[:1].repeat(width - len(part))]) for part in parts]
 
     def _gradient_of(self, gradient: Tensor, at: Stack, members: Numbers, batch: list[Tensor], steps: Numbers) -> None:
-        """Put the gradients of these members' batches, all of one size, where they belong."""
+        """Write the gradients of these members' batches, all of one size, into their rows of ``gradient``."""
         rows, size = torch.from_numpy(members).to(self.x.device), batch[0].shape[1]
         params = [p[rows] for p in at]
         if self.local.is_recorded(size, self.kind):
@@ -269,13 +269,13 @@ class _Run:
             found, *results = parts.whole(*params, *self.shared, *batch)
         else:
             found, results, outline = self.local.alone(params, self.shared, batch)
-        count = len(np.unique(members))  # those that fill up repeat the first
+        count = len(np.unique(members))  # members that fill up the stack repeat the first one
         gradient[rows[:count]] = found[:count]
         chosen = members[:count]
         self._note(outline, chosen, steps[chosen], size, [result[:count] for result in results])
 
     def _advance(self, gradient: Tensor, working: Numbers) -> None:
-        """One step of everybody who works; who waits stays as it is, whatever its numbers would become."""
+        """Take one step; rows of clients without a batch are restored, even if the step made them NaN."""
         if self.trainer.received_sigterm:
             raise SIGTERMException
         everybody = bool((working > 0).all())
@@ -294,7 +294,7 @@ class _Run:
             self.x.copy_(torch.where(active, self.x, before))
 
     def _at(self, step: int) -> Stack:
-        """Where gradients are taken in a step."""
+        """The points at which gradients are taken in a step."""
         return self._mapped("evaluate_at", step * self.lr)
 
     def _mapped(self, name: str, argument: float) -> Stack:
@@ -311,12 +311,13 @@ class _Run:
     # Steps in C: each client takes all its steps on full batches, one client after another.
 
     def _all_in_c(self, batches: Batches) -> bool:
-        """Full batches in C, short ones as recorded in between; False, and nothing done, if there is no such code."""
+        """Run full batches in C, and short ones as recorded steps in between; False, without a step, if no C code."""
+        # clients meet their short batches at different steps, so each has its own number of steps done
         clients, done = np.arange(self.m), np.zeros(self.m, dtype=np.int64)
         while batches.sizes[clients, done].any():
             ahead = np.minimum(done[:, None] + np.arange(batches.block), batches.steps)
             full = batches.sizes[clients[:, None], ahead] == batches.batch_size
-            lengths = np.cumprod(full, axis=1).sum(axis=1)  # the full batches before the next short one
+            lengths = np.cumprod(full, axis=1).sum(axis=1)  # number of full batches before the next short one
             if lengths.any():
                 runs = [slice(at, at + length) for at, length in zip(done.tolist(), lengths.tolist(), strict=True)]
                 if not self._in_c(batches.take(runs), done, lengths, batches.batch_size):
@@ -326,7 +327,7 @@ class _Run:
         return True
 
     def _short_batches(self, batches: Batches, done: Numbers) -> None:
-        """One step of every client whose next batch is short."""
+        """Take one step of every client whose next batch is short."""
         due = batches.sizes[np.arange(self.m), done]
         sizes = np.where(due < batches.batch_size, due, 0)
         if sizes.any():
@@ -335,15 +336,16 @@ class _Run:
             done += sizes > 0
 
     def _in_c(self, data: list[Tensor], done: Numbers, lengths: Numbers, size: int) -> bool:
-        """So many steps of each client, on these batches (K, B, ...) of one client after another."""
-        steps = [part.unsqueeze(1) for part in data]  # of a stack of one
+        """Take ``lengths`` steps of the clients in C, on batches (K, B, ...) ordered by client; False if no C code."""
+        steps = [part.unsqueeze(1) for part in data]  # C code takes the steps of a stack of one client
         parts, outline = self.local.parts([p[:1] for p in self.params], self.shared, [part[0] for part in steps])
         prepared = parts.before(self.shared, steps)
         own = [self.x] if self.constant is None else [self.x, self.constant]
+        # as tensors, because numbers would be compiled into the code, which then served one step size only
         numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
         given = own, [*self.shared, *numbers], parts.fed(prepared)
         code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
-        if code is None:  # told by the recorder; there will be none in later rounds either
+        if code is None:  # the recorder has logged the reason, which holds in later rounds too
             self.in_c = self.local.in_c = False
             return False
         if self.trainer.received_sigterm:
@@ -355,8 +357,8 @@ class _Run:
         return True
 
     def _step(self, parts: Parts) -> Function:
-        """One step as a function: of models, constants if there are any, shared tensors, minus the step size, the
-        penalty's weight, and what the core is fed; gives the next models and what the core leaves."""
+        """One step as a function of models, constants if there are any, shared tensors, minus the step size, the
+        penalty's weight, and the inputs of the core; returns the next models and the core's other results."""
         constants, count = int(self.constant is not None), len(self.shared)
 
         def step(x: Tensor, *rest: Tensor) -> list[Tensor]:
@@ -369,7 +371,7 @@ class _Run:
 
 
 def _within(steps: slice, count: int) -> Any:
-    """Steps of a visit, of which those after its end repeat the last one."""
+    """Indices of the steps of a visit; steps after its end repeat the last one."""
     if steps.stop <= count:
         return steps
     return [min(step, count - 1) for step in range(steps.start, steps.stop)]

@@ -15,16 +15,16 @@ from lightning_fed.lightning import pl
 #: Parameters of m clients, in the order of the layout.
 Stack = list[Tensor]
 
-#: Clients in one stack: more gain nothing and take memory.
+#: Maximum number of clients in one stack: larger stacks are not faster and take memory.
 STACK = 128
-#: Above this many parameters a single step keeps a CPU busy; stacking only costs memory.
+#: Number of parameters above which a single step keeps a CPU busy, so that stacking only costs memory.
 LARGE = 2**18
-#: Numbers in one parameter stack, for larger models.
+#: Maximum number of entries in the stacked parameters; larger models get smaller stacks.
 STACK_NUMBERS = 2**20
 
 
 def unfavourable(module: nn.Module) -> str | None:
-    """Why many small computations would not be faster as one on a CPU; None if they should be."""
+    """Why stacking the clients of a module is not faster on a CPU; None if it should be."""
     parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
     if parameters > LARGE:
         return f"{parameters:,} parameters keep the machine busy one client at a time"
@@ -34,7 +34,7 @@ def unfavourable(module: nn.Module) -> str | None:
 
 
 def rounded(m: int) -> int:
-    """Size of the stack for m clients: few different ones, since each is a graph of its own; at most an eighth more.
+    """Round the size of a stack up by at most an eighth: each size needs its own graph, so few sizes are used.
 
     >>> [rounded(m) for m in (1, 10, 17, 250)]
     [1, 10, 18, 256]
@@ -44,7 +44,7 @@ def rounded(m: int) -> int:
 
 
 class Direction:
-    """From the gradients of a stack (m, d) to those of its problems, clipped for each client as the trainer wants it.
+    """Turn the losses' gradients of a stack (m, d) into those of its problems, clipped per client as the trainer says.
 
     Args:
         rho: weight of the penalty.
@@ -56,14 +56,14 @@ class Direction:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What C code is made for; the penalty's weight is among what it is given."""
+        """The settings that are compiled into C code; the penalty's weight is an argument of the code."""
         return bool(self.rho), self.limit, self.by_value
 
     def __call__(self, gradient: Tensor, x: Tensor, constant: Tensor | None, rho: Tensor | None = None) -> Tensor:
-        """The directions; C code is given the penalty's weight as a tensor, to serve every value of it."""
+        """Compute the directions; C code passes the penalty's weight as a tensor, so that one code fits all values."""
         if self.rho:
             gradient = torch.add(gradient, x, alpha=self.rho) if rho is None else gradient + rho * x
-        if constant is not None:  # added in place only to what was made here
+        if constant is not None:  # in place only if the tensor was made above: the caller owns the first gradient
             gradient = gradient.add_(constant) if self.rho else gradient + constant
         if not self.limit:
             return gradient
@@ -74,9 +74,9 @@ class Direction:
 
 
 def stacked_optimizer(optimizer: Optimizer, stacked: dict[int, Tensor]) -> Optimizer:
-    """The same optimiser without memory, on stacked parameters instead of its own, which are given by their ids.
+    """Copy an optimiser without its state, for stacked parameters, which are given by the ids of the original ones.
 
-    Its fused kernels take every parameter for one piece of memory, which a stacked one is not.
+    Fused kernels are switched off: they need contiguous parameters, and stacked parameters are views of ``x``.
     """
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)

@@ -1,7 +1,7 @@
 """Local steps without Lightning's hooks, where no module or callback overrides them.
 
-The same numbers as Lightning's own optimisation loop (a test compares them bitwise) in about half the time on small
-models; ``trainer/eligibility.py`` says what stands in the way.
+Computes the same numbers as Lightning's optimisation loop (a test compares them bitwise) in about half the time on
+small models; ``trainer/eligibility.py`` decides whether a run allows it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class LeanStep:
         with precision.train_step_context():
             output: Any = module.training_step(*((batch, batch_idx) if self.wants_index else (batch,)))
         loss = output["loss"] if isinstance(output, Mapping) else output
-        self.optimizer.zero_grad()  # after the forward pass, as in Lightning's closure: a step may read old gradients
+        self.optimizer.zero_grad()  # after the forward pass, as in Lightning, because a step may read old gradients
         self._move(loss)
         return {} if loss is None else {"loss": loss.detach()}
 
     def _move(self, loss: Any) -> None:
-        """From the loss of a batch to the next model."""
+        """Update the model from the loss of a batch."""
         if isinstance(loss, Tensor):
             loss.backward()  # type: ignore[no-untyped-call]
         self.augmented.add_to(self.optimizer)

@@ -2,8 +2,8 @@
 
 A step of SGD on a problem is ``x <- lerp(x, centre - linear / rho, lr * rho) - lr * gradient``, done in place. The
 gradient of a large linear layer's weight is a product of two small matrices; it is not formed, but multiplied into the
-weight when the backward pass is over. On a CPU, where a step of the FEMNIST network waits for memory, that saves much
-of its time. However a step uses a weight, the numbers are right: autograd forms the gradient of every other use.
+weight after the backward pass. On a CPU, where memory limits a step of the FEMNIST network, that saves much of its
+time. The numbers are right for every use of a weight: autograd forms the gradient of uses outside the layer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lightning_fed.local.augmented_gradient import AugmentedGradient, check_dens
 from lightning_fed.local.native import linear
 from lightning_fed.local.steps.hookless import LeanStep
 
-#: Weights with fewer entries gain nothing.
+#: Minimum number of entries of a weight whose gradient is kept in factors; smaller weights do not gain.
 LARGE_WEIGHT = 2**18
 
 
 class Factors:
-    """Collects what gradients of weights are products of: gradients of layers' outputs, and their inputs.
+    """Collects the factors of weights' gradients: gradients of layers' outputs, and the layers' inputs.
 
-    Only during the backward pass of a batch's loss. A pass inside a training step or inside that pass (a penalty on
-    gradients, a checkpoint) is another task of autograd's, and has its gradients formed.
+    Collects only during the backward pass of a batch's loss. A pass inside a training step or inside that pass (a
+    penalty on gradients, a checkpoint) is another task of autograd, which forms its gradients.
     """
 
     def __init__(self) -> None:
@@ -43,10 +43,11 @@ class Factors:
 
     @contextmanager
     def collected(self, loss: Tensor) -> Iterator[None]:
-        """While it lasts, ``loss.backward()`` leaves factors here."""
+        """Collect the factors of ``loss.backward()`` inside a with block."""
         self.found.clear()
         graph: Any = loss
-        hook = graph.register_hook(self._begin) if graph.requires_grad else None  # the first thing that happens
+        # the hook of the loss runs before all others of its backward pass, so it can note the task's id
+        hook = graph.register_hook(self._begin) if graph.requires_grad else None
         try:
             yield
         finally:
@@ -59,7 +60,7 @@ class Factors:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map that hands over the two factors of its weight's gradient, where they are collected."""
+    """A linear map that passes the two factors of its weight's gradient to ``factors`` while they are collected."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, factors: Factors) -> Tensor:
@@ -69,7 +70,7 @@ class _Linear(torch.autograd.Function):
         if not linear.is_for_c(weight, rows):
             return nn.functional.linear(x, weight, bias)
         y = linear.forward(weight, rows)
-        if y._is_view() or x.ndim != 2:  # what comes next may write into the result, but not into a view of it
+        if y._is_view() or x.ndim != 2:  # autograd refuses in-place operators, such as ReLU(inplace), on a view
             y = y.view(*x.shape[:-1], -1).clone()
         return y if bias is None else y.add_(bias)
 
@@ -89,7 +90,7 @@ class _Linear(torch.autograd.Function):
 
 
 def large_layers(module: nn.Module) -> list[nn.Linear]:
-    """The linear layers whose weights are worth it, and are nobody else's; none where torch has compiled a part."""
+    """Linear layers whose weights are large and not shared; none if a part of the module is compiled by torch."""
     if any(isinstance(part, torch._dynamo.OptimizedModule) for part in module.modules()):
         return []
     owners: dict[int, int] = {}
@@ -102,14 +103,14 @@ def large_layers(module: nn.Module) -> list[nn.Linear]:
         if type(part) is nn.Linear
         and part.weight.requires_grad
         and part.weight.numel() >= LARGE_WEIGHT
-        and owners.get(id(part.weight)) == 1  # a pruned or normalised weight is computed, and nobody's parameter
+        and owners.get(id(part.weight)) == 1  # a pruned or normalised weight is computed, hence not a parameter
         and "forward" not in vars(part)
     ]
 
 
 @contextmanager
 def factored(layers: Collection[nn.Linear], factors: Factors) -> Iterator[None]:
-    """While it lasts, these layers give factors of their weights' gradients where they are collected."""
+    """Replace the layers' forward inside a with block by one that passes factors of gradients to ``factors``."""
     for layer in layers:
         vars(layer)["forward"] = partial(_forward, layer, factors)
     try:
@@ -128,7 +129,7 @@ def _forward(layer: nn.Linear, factors: Factors, x: Tensor) -> Tensor:
 
 
 def _is_ordinary(x: Tensor, weight: Tensor) -> bool:
-    """Whether autograd alone looks at this call: no hook, transform, forward derivative or automatic precision."""
+    """Whether only autograd observes this call: no hook, transform, forward derivative or automatic precision."""
     if not torch.is_grad_enabled() or not weight.requires_grad:
         return False
     if weight._backward_hooks or weight._post_accumulate_grad_hooks:
@@ -166,7 +167,7 @@ class FusedStep(LeanStep):
         sloping = [p for p in params if p.grad is not None]
         if not sloping and not found:
             return  # a batch without a loss makes no step
-        check_dense(sloping)  # before any weight moves: a refused step leaves the model as it was
+        check_dense(sloping)  # before any update, so that a refused step leaves the model unchanged
         strength = lr * self.augmented.rho
         for weight, pairs in found.items():
             slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
@@ -181,7 +182,7 @@ class FusedStep(LeanStep):
         if sloping:
             torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
         self.factors.found.clear()
-        vars(self.optimizer)["_opt_called"] = True  # what schedulers look at before they step
+        vars(self.optimizer)["_opt_called"] = True  # schedulers warn if no optimiser step came before
         self.augmented.lr_sum += lr
 
 

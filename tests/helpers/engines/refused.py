@@ -177,7 +177,7 @@ READ = {"workers": "reads the value of mean"}
 REFUSED = [
     Row("names the batch", NamesTheBatch, FedAvg(), alone="uses batch_idx"),
     Row("looks at batch_idx", LooksAtTheIndex, alone="uses batch_idx"),
-    Row("looks at the trainer", LooksAtTheTrainer, alone="looks at the trainer"),
+    Row("looks at the trainer", LooksAtTheTrainer, alone="reads the trainer"),
     Row("draws from `random`", Draws, alone="draws random numbers"),
     Row("dropout", lambda: Odd(dropout=0.3), alone=r"Dropout \(net\.3\) draws random numbers"),
     Row("BatchNorm", lambda: Odd(norm=True), alone=r"BatchNorm1d \(net\.1\) changes its running statistics"),

@@ -116,15 +116,14 @@ def test_stacks_refuse_data_that_are_collated_or_ordered_otherwise(arguments: An
         Plan.all_of(trainer, server, [Visit(0, 0, 0, 1)])
 
 
-def test_a_stack_takes_the_batches_that_a_loader_of_ones_own_was_given() -> None:
+def test_clients_with_a_loader_of_their_own_are_not_stacked() -> None:
     class Own(FederatedDataModule):
         def client_dataloader(self, cid: Any, generator: Any = None, *, shuffle: bool = True) -> Any:
             return self.batches_dataloader(cid, [torch.tensor([4, 4, 1]), torch.tensor([0])])
 
     trainer, server = run(Own([numbers(5)], batch_size=2), local_epochs=1)
-    (plan,) = Plan.all_of(trainer, server, [Visit(0, 0, 0, 1)])
-    assert plan.sizes.tolist() == [3, 1]
-    assert plan.rows.tolist() == [[4, 4, 1], [0, 0, 0]]
+    with pytest.raises(UnfitError, match="Own overrides client_dataloader"):
+        Plan.all_of(trainer, server, [Visit(0, 0, 0, 1)])
 
 
 # -- sampler ----------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Write the recorded step of a small model in C."""
+"""Generate C code for the recorded step of a small model."""

@@ -1,4 +1,4 @@
-"""Loops in C over arrays whose shapes are known."""
+"""Generate C loops over arrays whose shapes are known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Numbers in an array: ``meta`` has their type, shape and strides, and where they begin."""
+    """A tensor in a C array: ``meta`` has its type, shape, strides and offset."""
 
     name: str
     meta: Tensor
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Numbers that are computed where they are used: C code with a field for each operand."""
+    """An expression that is computed where it is used: C code with a field for each operand."""
 
     form: str
     operands: tuple[Place | Term | str, ...]
@@ -59,7 +59,7 @@ class Term:
 
 
 def assign(to: Place, value: Term) -> list[str]:
-    """Every number of a place."""
+    """Generate loops that assign an expression to every entry of a place."""
     shape, strides = _merged(to.meta.shape, [to, *value.places()])
     loops, index = _nest(shape)
     text = value.text(lambda place: place.at(index, strides[place]))
@@ -67,10 +67,11 @@ def assign(to: Place, value: Term) -> list[str]:
 
 
 def reduce(to: Place, value: Term, kept: Sequence[bool], start: str, form: str) -> list[str]:
-    """Along the dimensions of the value that are not kept; ``to`` has its dimensions, those with size 1."""
+    """Generate loops that reduce dimensions of the value that are not kept; ``to`` has size 1 in these dimensions."""
     wide = to.viewed(lambda meta: meta.expand(value.shape))
     own = {place: place.meta.expand(value.shape).stride() for place in [wide, *value.places()]}
-    order = sorted(range(len(kept)), key=lambda dim: kept[dim])  # numbers that are kept side by side
+    # kept dimensions innermost, so that neighbouring sums grow side by side; reversed if the last dimension is reduced
+    order = sorted(range(len(kept)), key=lambda dim: kept[dim])
     if not kept or not _last(kept, value.shape):
         order.reverse()
     clear = assign(to, Term(start, (), to.meta.shape))
@@ -81,12 +82,12 @@ def reduce(to: Place, value: Term, kept: Sequence[bool], start: str, form: str) 
 
 
 def _last(kept: Sequence[bool], shape: Sequence[int]) -> bool:
-    """Whether the last dimension that matters is kept."""
+    """Whether the last dimension with more than one entry is kept."""
     return next((keeps for keeps, size in zip(reversed(kept), reversed(shape), strict=True) if size > 1), True)
 
 
 def _merged(shape: Sequence[int], places: Sequence[Place]) -> tuple[list[int], dict[Place, list[int]]]:
-    """As few dimensions as will do, and the strides of all places in them."""
+    """Merge dimensions that all places traverse as one; return the sizes and the strides of all places."""
     known = {place: place.meta.expand(shape).stride() for place in places}
     sizes: list[int] = []
     strides: dict[Place, list[int]] = {place: [] for place in known}
@@ -104,7 +105,7 @@ def _merged(shape: Sequence[int], places: Sequence[Place]) -> tuple[list[int], d
 
 
 def _nest(shape: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Loops, one in the other, and their counters."""
+    """Nested loops and their counters."""
     index = [f"i{depth}" for depth in range(len(shape))]
     loops = [f"for (int {i} = 0; {i} < {size}; {i}++) {{" for i, size in zip(index, shape, strict=True)]
     return loops, index

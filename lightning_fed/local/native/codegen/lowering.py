@@ -1,4 +1,4 @@
-"""C code of a recorded step of a small model: loops over arrays that stay in the processor's first cache."""
+"""Translate the recorded step of a small model to C: loops over arrays that stay in the processor's cache."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from lightning_fed.local.native.codegen.views import is_view
 
 aten = torch.ops.aten
 
-#: Bytes of models and intermediate results, which lie on the stack and should stay in the cache.
+#: Maximum bytes of the model and intermediate results, which lie on the stack and should stay in the cache.
 MOST_BYTES = 2**20
-#: Lines of code: more take long to compile.
+#: Maximum lines of code: longer code takes long to compile.
 MOST_LINES = 10_000
 
 
 class NoCodeError(Exception):
-    """Why there is no C code for a step."""
+    """A step cannot be translated to C; the message is the reason."""
 
 
 class Source:
-    """The statements of a graph, whose inputs are ``in0``, ``in1``, ... and whose results go to ``out0``, ``out1``, ...
+    """The C statements of a graph with inputs ``in0``, ``in1``, ... and results ``out0``, ``out1``, ...
 
-    All are contiguous arrays, of the shapes that the graph was recorded with.
+    All are contiguous arrays with the shapes that the graph was recorded with.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -42,16 +42,16 @@ class Source:
         self.constants: list[Tensor] = []
         self.inputs: list[Place] = []
         self.outputs: list[Place] = []
-        self.dtype: torch.dtype = next(iter(graph.graph.nodes)).meta["val"].dtype
+        self.dtype: torch.dtype = next(iter(graph.graph.nodes)).meta["val"].dtype  # of the model, the first input
         self._values: dict[Node, Any] = {}
         for node in graph.graph.nodes:
             self._take(graph, node)
             if len(self.lines) + sum(map(len, self.functions)) > MOST_LINES:
                 raise NoCodeError("it would be too long")
         if (self.outputs[0].meta.shape, self.outputs[0].meta.dtype) != (self.inputs[0].meta.shape, self.dtype):
-            raise NoCodeError("the next model is not like the model")
+            raise NoCodeError("the next model has another shape or type than the model")
         if sum(place.meta.nbytes for place in [self.inputs[0], self.outputs[0], *self.scratch]) > MOST_BYTES:
-            raise NoCodeError("the model and what is made on the way are too large")
+            raise NoCodeError("the model and its intermediate results are too large")
 
     def _take(self, graph: GraphModule, node: Any) -> None:
         if node.op == "placeholder":
@@ -71,7 +71,7 @@ class Source:
         if node.target is operator.getitem:
             return self._values[node.args[0]][node.args[1]]
         if any(t.dtype.is_floating_point and t.dtype != self.dtype for t in tree_leaves(node.meta["val"])):
-            refuse(node)  # functions of numbers are known in one precision
+            refuse(node)  # the C functions of a source exist in one precision
         packet = node.target.overloadpacket
         if packet in _SPECIAL:
             return _SPECIAL[packet](self, node)
@@ -89,7 +89,7 @@ class Source:
         refuse(node)
 
     def _term(self, node: Any, form: str, dtype: torch.dtype) -> Term:
-        """With operands of one type."""
+        """Build an expression from a node's operands, converted to one type."""
         args, shape = list(node.args), node.meta["val"].shape
         alpha = node.kwargs.get("alpha", args.pop() if len(args) > 2 else 1)
         if set(node.kwargs) - {"alpha"} or (alpha != 1 and node.target not in (aten.add.Tensor, aten.sub.Tensor)):
@@ -97,13 +97,14 @@ class Source:
         if alpha != 1:
             form = form.replace("{1}", f"{number(alpha, dtype)} * {{1}}")
         if len(args) > len(set(args)) and isinstance(args[0], Node):
-            self._place(args[0])  # rather than to compute it twice
+            self._place(args[0])  # store an operand that occurs twice, so that it is computed once
         return Term(form, tuple(self._operand(arg, shape, dtype) for arg in args), shape)
 
     def _operand(self, arg: Any, shape: torch.Size, dtype: torch.dtype) -> Place | Term | str:
         if not isinstance(arg, Node):
             return number(arg, dtype)
         value: Place | Term = self._values[arg]
+        # store an expression that is broadcast or used again: inlined, it would be computed several times
         if isinstance(value, Term) and (value.shape != shape or len(arg.users) > 1):
             value = self._place(arg)
         if arg.meta["val"].dtype == dtype:
@@ -118,13 +119,13 @@ class Source:
         place = self._place(node.args[0])
         try:
             return _viewed(node, place)
-        except RuntimeError:  # its numbers do not lie as they should
+        except RuntimeError:  # the strides do not allow this view, so view a contiguous copy
             copy = self._new(node.args[0])
             self.lines += assign(copy, self._copied(node.args[0]))
             return _viewed(node, copy)
 
     def _place(self, node: Node) -> Place:
-        """Where a node's numbers are, once they have been computed."""
+        """The array of a node; generates the loops that fill it if the node is still an expression."""
         value = self._values[node]
         if isinstance(value, Term):
             self._values[node] = self._new(node)
@@ -147,12 +148,12 @@ class Source:
         return places[0]
 
     def _floating(self, node: Any) -> Tensor:
-        """A node's numbers, which must not be whole."""
+        """The example tensor of a node; refuses integer tensors."""
         value: Tensor = node.meta["val"]
         return value if value.dtype.is_floating_point else refuse(node)
 
     def _reduced(self, node: Any, start: str, form: str) -> Place:
-        """Along the dimensions that a node names, or all."""
+        """Reduce along the dimensions that a node names, or all."""
         own, source = self._floating(node), node.args[0].meta["val"]
         value = Term("{0}", (self._operand(node.args[0], source.shape, own.dtype),), source.shape)
         dims = node.args[1] if len(node.args) > 1 and node.args[1] else range(source.dim())
@@ -195,6 +196,7 @@ class Source:
 
     def _pieces(self, node: Any) -> list[Place]:
         whole = self._place(node.args[0])
+        # split the meta tensor: its pieces have the offsets and strides of views, so no code is generated
         pieces = node.target(whole.meta, *node.args[1:], **node.kwargs)
         return [Place(whole.name, piece) for piece in pieces]
 
@@ -221,9 +223,9 @@ _SPECIAL: dict[Any, Callable[[Source, Any], Any]] = {
 
 
 def number(value: Any, dtype: torch.dtype) -> str:
-    """As it is written in C."""
+    """Write a number as a C literal."""
     if not isinstance(value, bool | int | float):
-        raise NoCodeError(f"{value!r} is no number")
+        raise NoCodeError(f"{value!r} is not a number")
     if math.isfinite(value):
         whole = bool(value) if dtype == torch.bool else value
         return f"(({TYPES[dtype]}){float(value)!r})" if dtype.is_floating_point else f"{int(whole)}"
@@ -231,7 +233,7 @@ def number(value: Any, dtype: torch.dtype) -> str:
 
 
 def refuse(node: Any) -> NoReturn:
-    raise NoCodeError(f"there is none for {node.target}")
+    raise NoCodeError(f"there is no C code for {node.target}")
 
 
 def _viewed(node: Any, place: Place) -> Place:

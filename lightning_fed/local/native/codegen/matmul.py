@@ -1,6 +1,6 @@
-"""Products of small matrices in C, summed up in registers.
+"""Generate products of small matrices in C, accumulated in registers.
 
-They are functions of their own, since only they may fuse products and sums: elsewhere a * b - a * b has to be 0.
+They are separate functions, because only they may fuse products and sums: elsewhere a * b - a * b has to be 0.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import torch
 
 from lightning_fed.local.native.codegen.loops import Place, Term, assign
 
-#: Numbers in a vector of 32 bytes.
+#: Numbers of entries in a vector of 32 bytes.
 LANES = {torch.float32: 8, torch.float64: 4}
-#: Rows that are summed up side by side.
+#: Maximum number of rows of a tile: 6 rows of 2 vectors of sums leave 4 of 16 registers for operands.
 TILE_ROWS = 6
-#: Rows from which on it pays to turn a matrix over first.
+#: Minimum number of rows for copying the second matrix to row-major order first.
 TURNING_ROWS = 6
 
 
 def function(name: str, to: Place, a: Place, b: Place) -> list[str]:
-    """What multiplies two matrices like those of the places, or of the stacks there."""
+    """Generate the function that multiplies two matrices with the shapes and strides of the places."""
     to, a, b = (_alone(own, place) for own, place in (("to", to), ("a", a), ("b", b)))
+    # noinline: inlined, the body would be compiled like its caller, in which products and sums are not fused
     return [
         f"__attribute__((noinline)) static void {name}(T *restrict to, const T *restrict a, const T *restrict b) {{",
         *_body(to, a, b),
@@ -30,7 +31,7 @@ def function(name: str, to: Place, a: Place, b: Place) -> list[str]:
 
 
 def call(name: str, *places: Place) -> str:
-    """For the two matrices, or all those of two stacks."""
+    """Generate the call for two matrices, or for all matrices of two stacks."""
     if places[0].meta.dim() == 2:
         return f"{name}({', '.join(f'{place.name} + {place.meta.storage_offset()}' for place in places)});"
     steps = (f"{place.name} + {place.meta.storage_offset()} + m * {place.meta.stride(0)}" for place in places)
@@ -44,6 +45,7 @@ def _alone(name: str, place: Place) -> Place:
 
 def _body(to: Place, a: Place, b: Place) -> list[str]:
     rows, columns = to.meta.shape
+    # tiles load vectors from rows of b, which must be contiguous; otherwise take dot products, or copy b first
     if b.meta.stride(1) == 1 or columns == 1:
         return _by_tiles(to, a, b)
     if rows < TURNING_ROWS and b.meta.stride(0) == 1 and a.meta.stride(1) == 1:
@@ -55,7 +57,7 @@ def _body(to: Place, a: Place, b: Place) -> list[str]:
 
 def _by_tiles(to: Place, a: Place, b: Place) -> list[str]:
     rows, columns = to.meta.shape
-    share = -(-rows // -(-rows // TILE_ROWS))
+    share = -(-rows // -(-rows // TILE_ROWS))  # rows per tile, as even as possible
     whole = rows // share * share
     lines = []
     for first, sizes in _tiles(columns, LANES[to.meta.dtype]):
@@ -66,7 +68,7 @@ def _by_tiles(to: Place, a: Place, b: Place) -> list[str]:
 
 
 def _tiles(columns: int, lanes: int) -> Iterator[tuple[int, list[int]]]:
-    """Beginnings of groups of columns, and the sizes of the vectors they make."""
+    """Yield the first column of each tile, and the sizes of its one or two vectors."""
     first, sizes = 0, list[int]()
     while first + sum(sizes) < columns:
         left = columns - first - sum(sizes)
@@ -77,7 +79,7 @@ def _tiles(columns: int, lanes: int) -> Iterator[tuple[int, list[int]]]:
 
 
 def _tile(to: Place, a: Place, b: Place, rows: int, first: int, sizes: Sequence[int]) -> list[str]:
-    """So many rows and columns of a product, summed up in registers."""
+    """Generate one tile of a product, whose sums stay in registers until they are stored."""
     begin = [first + sum(sizes[:v]) for v in range(len(sizes))]
     cells = [(r, v) for r in range(rows) for v in range(len(sizes))]
     return [

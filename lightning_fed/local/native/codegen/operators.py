@@ -1,4 +1,4 @@
-"""Operators that treat every number on its own, as C code of their operands."""
+"""Elementwise operators, as C code of their operands."""
 
 import torch
 
@@ -27,7 +27,7 @@ EVERY = {
     aten.maximum: "larger({0}, {1})",
     aten.minimum: "smaller({0}, {1})",
 }
-#: Powers that torch takes in a way of their own.
+#: Exponents for which torch does not call pow, so that C computes the same numbers.
 POWERS = {
     0.5: "FN(sqrt)({0})",
     2: "square({0})",

@@ -14,13 +14,14 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 
 from lightning_fed.local.native.codegen.loops import Place
-from lightning_fed.local.native.codegen.lowering import Source
+from lightning_fed.local.native.codegen.lowering import NoCodeError, Source
 from lightning_fed.local.native.compiler import built
 from lightning_fed.local.native.threads import spread
 from lightning_fed.local.tracing import trace
 
 aten = torch.ops.aten
 
+# the declarations of exp let the compiler call glibc's vector versions; larger and smaller return NaN as torch does
 _HEAD = """
 #include <math.h>
 #include <string.h>
@@ -60,7 +61,7 @@ _NOT_FUSING = """
 #endif
 """
 
-#: Operators that torch takes apart where C knows only the parts.
+#: Operators without C code, which torch decomposes into operators that have it.
 _ALSO = (
     aten._log_softmax,
     aten._softmax,
@@ -77,6 +78,8 @@ _ALSO = (
 
 def _mean(x: Tensor, dim: Any = (), keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     total = x.sum(dim, keepdim=keepdim, dtype=dtype)
+    if not total.numel():
+        raise NoCodeError("it takes the mean of no numbers")
     return total / (x.numel() // total.numel())
 
 
@@ -88,23 +91,24 @@ def _var_mean(x: Tensor, dim: Any = (), *, correction: Any = 1, keepdim: bool = 
     return (variance, mean) if keepdim else (variance.squeeze(dims), mean.squeeze(dims))
 
 
-#: Means and variances as sums, in the order in which the sums are computed in C.
+#: Decompositions of means and variances into sums, which have C code.
 _BY_SUMS: dict[Any, Callable[..., Any]] = {
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.var_mean.correction: _var_mean,
 }
 
+#: C expression for the current row of an array, by the kind of the array.
 _WHERE = {"client": "c", "shared": "0", "step": "s"}
 
 
 class Steps:
-    """A step as C code that goes through all steps of all clients.
+    """A step as C code that runs all steps of all clients.
 
     Args:
-        step: from a model (1, d), whatever else its client has for all steps, what all clients have, and what the step
-            has, to the next model and other results.
-        client, shared, varying: examples of these, for one step of one client; the model comes first.
+        step: maps a model (1, d), other tensors of its client, tensors shared by all clients, and tensors of the step
+            to the next model and other results.
+        client, shared, varying: examples of these tensors, for one step of one client; the model comes first.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Steps:
         kinds = [*["client"] * len(client), *["shared"] * len(shared), *["step"] * len(varying)]
         self._run: Any = built(text(source, kinds)).run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-        self._constants = source.constants
+        self._constants = source.constants  # kept, because C reads them by address
         self._results = [place.meta for place in source.outputs[1:]]
 
     def __call__(
@@ -131,13 +135,13 @@ class Steps:
         lengths: NDArray[np.int64],
         threads: int = 1,
     ) -> list[Tensor]:
-        """The results (K, ...) of K steps: so many of each client, one client after another; their models move on."""
+        """Run ``lengths`` steps of the clients, which updates their models; return the results (K, ...) of K steps."""
         x, begins = client[0], np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
         assert len(lengths) == len(x)
         assert begins[-1] == len(varying[0])
         results = [x.new_empty((len(varying[0]), *meta.shape), dtype=meta.dtype) for meta in self._results]
         given = [t.contiguous() for t in (*client[1:], *shared, *varying)]
-        assert x.is_contiguous()
+        assert x.is_contiguous()  # C writes into x itself, so a contiguous copy would lose the new models
         table = (ctypes.c_void_p * (1 + len(given) + len(self._constants) + len(results)))(
             *(t.data_ptr() for t in (x, *given, *self._constants, *results))
         )
@@ -147,7 +151,7 @@ class Steps:
 
 
 def text(source: Source, kinds: Sequence[str]) -> str:
-    """The whole of the C code, for inputs of these kinds, of which the first is the model."""
+    """Assemble the C code for inputs of these kinds; the first input is the model."""
     size, model = source.inputs[0].meta.numel(), source.inputs[0].type
     constants = [Place.new(f"constant{i}", tensor) for i, tensor in enumerate(source.constants)]
     given = zip([*source.inputs[1:], *constants], [*kinds[1:], *["shared"] * len(constants)], strict=True)
@@ -157,6 +161,7 @@ def text(source: Source, kinds: Sequence[str]) -> str:
         f"{type} *restrict {place.name} = ({type} *)at[{i}] + {_WHERE[kind]} * {place.meta.numel()};"
         for i, (type, place, kind) in enumerate(arrays, start=1)
     ]
+    # a and b swap after each step: a step reads the model in a and writes the next model to b
     return "\n".join(
         [
             _HEAD % {"type": model, "suffix": "##f" if model == "float" else ""},

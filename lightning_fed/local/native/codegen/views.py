@@ -1,4 +1,4 @@
-"""Operators whose results lie where their inputs lie."""
+"""Operators whose results share memory with their inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-#: The same numbers in another shape, from the same place in memory on.
+#: Operators that return the same numbers in another shape, at the same address.
 VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
@@ -27,7 +27,7 @@ VIEWS = {
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node's tensor may lie where those it is made of lie."""
+    """Whether a node's tensor may share memory with its inputs."""
     if node.target in VIEWS or node.target is operator.getitem:
         return True
     schema = getattr(node.target, "_schema", None)

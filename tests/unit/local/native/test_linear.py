@@ -123,4 +123,4 @@ def test_a_file_that_is_no_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(linear, "find_spec", lambda name: object())
     monkeypatch.setattr(ctypes, "CDLL", broken)
     monkeypatch.setattr(linear, "_function", linear._function.__wrapped__)
-    assert linear.defect.__wrapped__() == "what the C compiler made does not work: not a library"
+    assert linear.defect.__wrapped__() == "the compiled C library does not work: not a library"

@@ -1,0 +1,132 @@
+"""Checkpoints that are whole or absent, with records of clients' memories beside them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lightning_fed.lightning import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
+from lightning_fed.store import (
+    DamagedCheckpointError,
+    DamagedRecordError,
+    DiskStore,
+    is_unsealed,
+    read_manifest,
+    read_sealed,
+    write_sealed,
+)
+from lightning_fed.store.durable import remove_folder
+
+#: The key under which a checkpoint names the folder of its records.
+RECORDS = "client_records"
+
+
+class FederatedCheckpointIO(CheckpointIO):
+    """Writes a checkpoint beside its target, with a checksum over every byte, and renames it into place.
+
+    Memories that are kept on disk are not in the file: it names a folder beside it, with links to their records, that
+    is complete before the file appears. The folder belongs to one file, and is removed with it.
+
+    Args:
+        inner: the trainer's own. If it is a user's, it writes and reads the file; the folder is made all the same.
+        store: gives the store whose records belong to a checkpoint; None where memories are in the file.
+    """
+
+    def __init__(self, inner: CheckpointIO, store: Callable[[], DiskStore | None]) -> None:
+        if isinstance(inner, AsyncCheckpointIO):
+            raise ValueError(
+                "AsyncCheckpointIO writes a checkpoint while rounds go on, so that it would name records of clients"
+                " that have changed since. Omit it: a checkpoint of a federation writes only what a round has changed."
+            )
+        self.inner, self.store = inner, store
+        self._own = type(inner) is TorchCheckpointIO
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        store = self.store() if "callbacks" in checkpoint else None
+        if "://" in str(path):
+            if store is not None:
+                raise ValueError(
+                    f"{path} is not a local file, and records of clients must be beside it. Save to a local folder, or"
+                    ' use FederatedServer(store="memory").'
+                )
+            self.inner.save_checkpoint(checkpoint, path, storage_options)
+            return
+        path = Path(os.path.realpath(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.with_name(f"{path.name}.records-{secrets.token_hex(4)}")
+        try:
+            if store is not None:
+                checkpoint = {**checkpoint, RECORDS: {"folder": folder.name, "manifest": store.snapshot(folder)}}
+            if self._own:
+                write_sealed(checkpoint, path)
+            else:
+                self.inner.save_checkpoint(checkpoint, path, storage_options)
+        except BaseException:
+            remove_folder(folder)
+            raise
+        _remove_records(path, but=folder.name)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        if "://" in str(path):
+            return dict(self.inner.load_checkpoint(path, map_location, weights_only))
+        real = Path(os.path.realpath(path))
+        try:
+            return self._load(real, map_location, weights_only)
+        except (DamagedCheckpointError, DamagedRecordError) as error:
+            if not Path(path).name.startswith("last"):
+                raise
+            return self._fall_back(real, error)
+
+    def _load(self, path: Path, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        if not self._own or is_unsealed(path):
+            loaded = dict(self.inner.load_checkpoint(path, map_location, weights_only))
+        else:
+            loaded = dict(read_sealed(path, weights_only=weights_only is not False))
+        if (named := loaded.get(RECORDS)) is not None:
+            folder = path.parent / named["folder"]
+            if read_manifest(folder) != named["manifest"]:
+                raise DamagedRecordError(folder, "manifest", f"it is not the one that {path.name} was saved with")
+            loaded[RECORDS] = {**named, "path": str(folder)}
+        return loaded
+
+    def _fall_back(self, path: Path, error: Exception) -> dict[str, Any]:
+        """The newest other checkpoint beside a damaged ``last`` one."""
+        others = {p.resolve() for p in path.parent.glob("*.ckpt")} - {path}
+        for other in sorted((p for p in others if p.is_file()), key=lambda p: p.stat().st_mtime, reverse=True):
+            try:
+                loaded = self._load(other)
+            except (DamagedCheckpointError, DamagedRecordError):
+                continue
+            warnings.warn(f"{error}. The run goes on from {other}, the newest good checkpoint beside it.", stacklevel=2)
+            return loaded
+        raise error
+
+    def remove_checkpoint(self, path: Any) -> None:
+        if "://" in str(path):
+            self.inner.remove_checkpoint(path)
+            return
+        path = Path(path)
+        if path.is_symlink():  # ModelCheckpoint's last.ckpt: the records belong to the file that it points to
+            path.unlink()
+            return
+        self.inner.remove_checkpoint(path)
+        _remove_records(path)
+
+    def teardown(self) -> None:
+        self.inner.teardown()
+
+
+def _remove_records(path: Path, but: str = "") -> None:
+    """Remove the folders of records that belong to a checkpoint's file."""
+    for folder in path.parent.glob(f"{_literal(path.name)}.records-*"):
+        if folder.name != but:
+            remove_folder(folder)
+
+
+def _literal(name: str) -> str:
+    """A name in which glob sees no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
