@@ -44,7 +44,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Result
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
-from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.seed import isolate_rng
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
@@ -68,6 +68,7 @@ __all__ = [
     "LightningOptimizer",
     "Logger",
     "Loop",
+    "MisconfigurationException",
     "ModelCheckpoint",
     "ModelPruning",
     "PassThroughProfiler",

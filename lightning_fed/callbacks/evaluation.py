@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lightning_fed.core.labels import label_of
 from lightning_fed.core.memory import ClientId, Cost, Summary
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
@@ -148,7 +149,7 @@ class ClientEvaluation(FederatedCallback):
         for cid in federation.client_ids:
             found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
             summary = federation.store.summary(cid) or nothing
-            facts = [str(cid), trainer.datamodule.num_examples(cid), summary.visits]
+            facts = [label_of(cid), trainer.datamodule.num_examples(cid), summary.visits]
             measured = [value for e in found for value in (e.loss, e.accuracy)]
             rows.append([*facts, *measured, summary.cost.bytes_down, summary.cost.bytes_up, summary.cost.steps])
         columns_of_numbers = list(zip(columns, zip(*rows, strict=True), strict=True))[2:]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from lightning_fed.core.labels import label_of
 from lightning_fed.core.messages import Reply
 from lightning_fed.lightning import TQDMProgressBar, leaves_bar, pl
 from lightning_fed.trainer.hooks import FederatedCallback, Visit
@@ -57,7 +58,7 @@ class FederatedProgressBar(TQDMProgressBar, FederatedCallback):
             return
         loss = "" if visit.loss is None else f", loss {float(visit.loss):.4g}"
         planned = f"/{visit.planned}" if visit.planned else ""
-        self.train_progress_bar.set_postfix_str(f"client {visit.client}, step {visit.step}{planned}{loss}")
+        self.train_progress_bar.set_postfix_str(f"client {label_of(visit.client)}, step {visit.step}{planned}{loss}")
         self._shown = time.monotonic()
 
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_fed.cli.refusals import one_line
 from lightning_fed.lightning import LightningArgumentParser
 
 
 class BaseParser(LightningArgumentParser):
-    """Reads ``base: FILE``, a path relative to the file that names it, before the rest of that file."""
+    """Reads ``base: FILE``, a path relative to the file that names it, before the rest of that file.
+
+    Reports an error in one line, without the usage, which has more than sixty.
+    """
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
+            super().error(message, ex)
+        prog = (getattr(ex, "subcommand_parser", None) or self).prog.replace(" [options]", "")
+        self.exit(2, f"{prog}: error: {one_line(message)}\n")
 
     def parse_string(self, content: str, path: str | Path = "", **kwargs: Any) -> Any:
         """Parse a config with its bases; the parser has changed to the config's folder, so that paths are relative."""

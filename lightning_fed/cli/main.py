@@ -14,13 +14,14 @@ from typing import Any
 
 import yaml
 from jsonargparse import set_parsing_settings
+from omegaconf.errors import OmegaConfBaseException
 
-from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.cli.bases import BaseParser
+from lightning_fed.cli.refusals import check_checkpoint, one_line, refusal, refusal_of_value, unwrapped
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.datamodules.femnist.characters import DataError
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
 from lightning_fed.server import FederatedServer
+from lightning_fed.trainer.checks import check_trainer
 
 
 class LogConfig(SaveConfigCallback):
@@ -55,16 +56,35 @@ class FederatedCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Report a value that a class refuses as the parser reports a value that it refuses."""
         try:
-            super().instantiate_classes()
-        except (TypeError, ValueError) as error:
-            self.parser.error(str(error))
+            self.build_classes()
+        except Exception as error:
+            cause = unwrapped(error)
+            if refusal_of_value(cause) is None:
+                raise cause from None
+            self.parser.error(str(error), cause)
+
+    def build_classes(self) -> None:
+        """Build everything; refuse several devices before Lightning starts a process for each."""
+        super().instantiate_classes()
+        if self.subcommand in (None, "fit"):
+            check_trainer(self.trainer)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Report a config that cannot be read as the parser reports a value that it refuses."""
+        try:
+            self.read_arguments(parser, args)
+        except (OmegaConfBaseException, UnicodeDecodeError) as error:
+            parser.error(f"The config cannot be read: {error}", error)
+        try:  # now, because Lightning reads hyper-parameters from the checkpoint next
+            check_checkpoint(self.config.get(self.config.get("subcommand"), self.config).get("ckpt_path"))
+        except ValueError as error:
+            parser.error(str(error), error)
+
+    def read_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        super().parse_arguments(parser, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(FederatedServer, "federated")
-
-
-#: Imported so that the command line knows their classes by short names.
-KNOWN = (algorithms, datamodules, models, prox, sampling)
 
 
 #: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
@@ -105,11 +125,17 @@ def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwarg
 
 
 def run() -> None:
-    """Console script: imports the user's modules from the current folder, as ``python -m`` does."""
+    """Console script: imports the user's modules from the current folder, as ``python -m`` does.
+
+    A refused setting is one line and exit code 2; an error of another kind keeps its traceback.
+    """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         main()
-    except DataError as error:
-        print(f"lightning-fed: error: {error}", file=sys.stderr)
+    except Exception as error:
+        message = refusal(error)
+        if message is None:
+            raise
+        print(f"lightning-fed: error: {one_line(message)}", file=sys.stderr)
         raise SystemExit(2) from error

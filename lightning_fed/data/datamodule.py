@@ -32,8 +32,8 @@ from lightning_fed.lightning import pl
 
 SPLITS = ("train", "val", "test")
 
-#: One dataset per client; clients of a sequence are called 0, 1, 2, ...
-Federation = Mapping[ClientId, Dataset[Any]] | Sequence[Dataset[Any]]
+#: One dataset per client: by id, as pairs ``(id, dataset)``, or datasets alone, whose clients are called 0, 1, 2, ...
+Federation = Mapping[ClientId, Dataset[Any]] | Sequence[tuple[ClientId, Dataset[Any]]] | Sequence[Dataset[Any]]
 
 
 class FederatedDataModule(pl.LightningDataModule):
@@ -43,7 +43,8 @@ class FederatedDataModule(pl.LightningDataModule):
     same datamodule pools them, which is the centralised baseline. Validation falls back to the test data.
 
     Args:
-        train: training data, by client; a sequence names its clients 0, 1, 2, ...
+        train: training data, by client: a mapping from id to dataset, or a list of pairs ``(id, dataset)``; the clients
+            of a plain list of datasets get the ids 0, 1, 2, ... in its order.
         val, test: data to evaluate on, of some or all of these clients.
         batch_size: size of training batches, local or pooled.
         eval_batch_size: size of all other batches.
@@ -293,8 +294,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return self.splits[split]
 
     def _check_client(self, split: str, cid: ClientId, dataset: Dataset[Any]) -> None:
-        if isinstance(cid, bool) or not isinstance(cid, (int, str)):
-            raise TypeError(f"Client ids are whole numbers or strings, got {cid!r} in the {split} data.")
+        _check_id(split, cid)
         n = num_samples(dataset, f"{split} data of client {cid!r}")
         if n == 0:
             raise ValueError(f"Client {cid!r} has no {split} samples (length 0). Leave it out of {split}.")
@@ -305,18 +305,50 @@ def _check_split(split: str) -> None:
         raise ValueError(f"Unknown split {split!r}; splits are {', '.join(SPLITS)}.")
 
 
+def _check_id(split: str, cid: object) -> None:
+    if isinstance(cid, bool) or not isinstance(cid, (int, str)):
+        raise TypeError(f"Client ids are whole numbers or strings, got {cid!r} in the {split} data.")
+
+
 def _by_client(split: str, datasets: object) -> dict[ClientId, Dataset[Any]]:
     if isinstance(datasets, Mapping):
         clients = dict(datasets)
     elif isinstance(datasets, Sequence) and not isinstance(datasets, str):
-        clients = dict(enumerate(datasets))
+        pairs = any(map(_is_pair, datasets))
+        clients = _from_pairs(split, datasets) if pairs else dict(enumerate(datasets))
     else:
         raise TypeError(
-            f"{split} must be a mapping from client to dataset, or a sequence of datasets; got "
-            f"{type(datasets).__name__}. FederatedDataModule.from_dataset deals one dataset to clients."
+            f"{split} must be a mapping from client to dataset, or a sequence of datasets or of pairs (id, dataset); "
+            f"got {type(datasets).__name__}. FederatedDataModule.from_dataset deals one dataset to clients."
         )
     if not clients:
         raise ValueError(f"There are no clients in {split}. Give one dataset per client, or leave {split} out.")
+    return clients
+
+
+def _is_pair(item: object) -> bool:
+    """Whether an item is ``(id, dataset)``, and not a dataset that is a tuple of two samples."""
+    if not isinstance(item, tuple) or len(item) != 2:
+        return False
+    cid, dataset = item
+    if isinstance(dataset, Dataset):
+        return True
+    return isinstance(cid, (int, str)) and hasattr(dataset, "__getitem__") and not isinstance(dataset, str)
+
+
+def _from_pairs(split: str, pairs: Sequence[Any]) -> dict[ClientId, Dataset[Any]]:
+    clients: dict[ClientId, Dataset[Any]] = {}
+    for i, pair in enumerate(pairs):
+        if not _is_pair(pair):
+            raise TypeError(
+                f"{split} mixes pairs (id, dataset) with datasets: item {i} is a {type(pair).__name__}. Give an id to"
+                " every dataset, or to none."
+            )
+        cid, dataset = pair
+        _check_id(split, cid)
+        if cid in clients:
+            raise ValueError(f"Client {cid!r} has two datasets in {split}. Give each client its own id.")
+        clients[cid] = dataset
     return clients
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset
 
+from lightning_fed.core.labels import label_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.datamodule import SPLITS, FederatedDataModule
 from lightning_fed.data.partition import labels_of, num_samples
@@ -167,7 +168,7 @@ def _read(dataset: Dataset[Any], known: dict[int, NDArray[Any]]) -> NDArray[Any]
 
 def table(found: Survey) -> list[list[str]]:
     """A header, then one row per client: its samples in every split, its classes, its distances to the pool."""
-    columns: dict[str, Iterable[object]] = {"client": found.clients, **found.samples}
+    columns: dict[str, Iterable[object]] = {"client": map(label_of, found.clients), **found.samples}
     if (labels := found.labels) is not None:
         columns["classes"] = labels.classes
         columns["total_variation"] = (f"{d:.4f}" for d in labels.total_variation)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fed.core.labels import label_of
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.survey import Counts, Labels, Survey, title_of
 
@@ -102,7 +103,9 @@ def contact_sheet(data: FederatedDataModule, clients: int = 10, per_client: int 
     axes = figure.subplots()
     _draw_tiles(axes, images, [[_label(sample) for sample in row] for row in samples])
     axes.set(xlim=(0, columns), ylim=(len(names), 0), aspect=tall, xticks=[])
-    axes.set_yticks([i + 0.6 for i in range(len(names))], [str(cid)[:24] for cid in names], fontsize=8)
+    axes.set_yticks(
+        [i + 0.6 for i in range(len(names))], [label_of(cid)[:24] for cid in names], fontsize=8, parse_math=False
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return figure

@@ -24,6 +24,7 @@ from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
+from lightning_fed.engines.orphans import ender
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import (
     ProgressBar,
@@ -219,7 +220,8 @@ class _Team:
         self.lines: list[Connection] = []
         self.pids: list[int] = []
         self._arrived: dict[int, _Answer | Failure | str | ClientError] = {}
-        sys.stdout.flush()  # or children would print it once more
+        sys.stdout.flush()  # children inherit the buffer and would print it again
+        end_with_parent = ender()
         for k in range(min(workers, len(names))):
             receiver, sender = Pipe()  # a socket, which takes megabytes in half the time of a one-way pipe
             with warnings.catch_warnings():
@@ -227,6 +229,7 @@ class _Team:
                 warnings.filterwarnings("ignore", "This process", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
+                end_with_parent()
                 self._work(range(k, len(names), workers), task, sender)
             sender.close()
             self.lines.append(receiver)

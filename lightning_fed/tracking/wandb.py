@@ -91,7 +91,7 @@ def log_table(
         elif isinstance(logger, CSVLogger):
             path = _folder(logger) / f"{name.replace('/', '_')}.csv"
             new = not path.exists()
-            with path.open("a", newline="") as file:
+            with path.open("a", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 if new:
                     writer.writerow(["step", *columns])
@@ -125,4 +125,4 @@ def _markdown(columns: Sequence[str], rows: Sequence[Row]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")

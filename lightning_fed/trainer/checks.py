@@ -35,14 +35,14 @@ def check_setup(
 ) -> None:
     """Check everything that is known before the model is set up."""
     check_lightning_version()
-    _check_trainer(trainer)
+    check_trainer(trainer)
     _check_module(module)
     _check_data(trainer.datamodule)
     _check_sampler(trainer.datamodule.client_ids, algorithm, sampler)
     _check_batches(trainer.datamodule, work)
 
 
-def _check_trainer(trainer: pl.Trainer) -> None:
+def check_trainer(trainer: pl.Trainer) -> None:
     if not isinstance(trainer, pl.Trainer):
         raise TypeError(
             f"FederatedServer works on pytorch_lightning.Trainer, got {type(trainer).__module__}.Trainer."

@@ -24,6 +24,9 @@ from lightning_fed.algorithms import FedAvg
 TRAINED = [entry for entry in ZOO if entry.refused is None]
 SHARED = [entry for entry in TRAINED if entry.single is None]
 REFUSED = [entry for entry in ZOO if entry.refused is not None]
+STACKABLE = [entry for entry in TRAINED if getattr(entry.make(), "stackable", False)]
+#: One in four, for laws that `make quick` need not try on all.
+SOME = TRAINED[::4]
 MOVING = [
     entry
     for entry in TRAINED
@@ -35,8 +38,11 @@ def name_of(entry: Entry) -> str:
     return re.sub(r"[^\w=]+", "-", entry.name).strip("-")
 
 
-def every(entries: list[Entry]) -> Any:
-    return pytest.mark.parametrize("entry", entries, ids=name_of)
+def every(entries: list[Entry], quick: list[Entry] | None = None) -> Any:
+    """Every entry; of those that are not ``quick``, if that is given, `make quick` tries none."""
+    marks = {entry.name: [] if quick is None or entry in quick else [pytest.mark.slow] for entry in entries}
+    named = [pytest.param(entry, id=name_of(entry), marks=marks[entry.name]) for entry in entries]
+    return pytest.mark.parametrize("entry", named, scope="module")  # sorts tests by entry, whose runs they share
 
 
 def assert_close(found: State, expected: State, tolerance: float = 1e-12) -> None:
@@ -49,7 +55,7 @@ def assert_close(found: State, expected: State, tolerance: float = 1e-12) -> Non
     assert not unlike
 
 
-@every([entry for entry in [*STATE, *CLOCKS] if entry.refused is None and entry.dropped is None])
+@every([entry for entry in [*STATE, *CLOCKS] if entry.refused is None and entry.dropped is None], quick=SOME)
 def test_the_oracle_is_one_trainer_where_there_is_one_client(entry: Entry) -> None:
     """None of our training is in here: Lightning resumed at every epoch against Lightning that never stopped."""
     assert_close(federate(entry, ((2,),) * 3).rounds[-1], alone(entry, entry.data(), "c", 3))
@@ -115,7 +121,7 @@ def test_clients_store_what_moved_and_nothing_else(entry: Entry) -> None:
         assert stored == {name for name in state_of(entry.make()) if name.startswith("target.")}
 
 
-@every(TRAINED)
+@every(TRAINED, quick=SOME)
 def test_a_lone_client_is_a_plain_trainer(entry: Entry) -> None:
     rounds = 1 if entry.dropped else 3
     expected = alone(entry, entry.data(), "c", rounds)
@@ -123,7 +129,7 @@ def test_a_lone_client_is_a_plain_trainer(entry: Entry) -> None:
     assert_close(found.state, expected)
 
 
-@every(TRAINED)
+@every(TRAINED, quick=STACKABLE)  # auto trains all others one by one
 def test_auto_is_sequential(entry: Entry) -> None:
     auto, expected = run(entry, engine="auto"), run(entry)
     assert_close(auto.state, expected.state, 1e-10)
@@ -142,7 +148,7 @@ def test_workers_are_sequential_and_warn_as_one_process_does(entry: Entry) -> No
     assert_warned(entry, shared.warned)
 
 
-@every(TRAINED)
+@every(TRAINED, quick=SOME)
 def test_a_reply_does_not_depend_on_earlier_visits(entry: Entry) -> None:
     forwards, backwards = run(entry, COHORTS[:1]), run(entry, ((2, 1, 0),))
     assert list(forwards.visits) == list(reversed(backwards.visits))
@@ -151,7 +157,7 @@ def test_a_reply_does_not_depend_on_earlier_visits(entry: Entry) -> None:
         assert same(forwards.visits[visit], backwards.visits[visit])
 
 
-@every(TRAINED)
+@every(TRAINED, quick=SOME)
 def test_evaluation_leaves_no_trace(entry: Entry) -> None:
     with_it, without = run(entry, evaluate_every=1), run(entry)
     assert with_it.traces == []

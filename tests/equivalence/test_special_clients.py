@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers.c_steps import needs_compiler
+from helpers.marks import quick_first
 from helpers.modules import Witness, quiet_trainer
 from helpers.stacks import TOLERANCE, memories
 from torch import Tensor, nn
@@ -331,7 +332,7 @@ def test_a_loss_that_compares_samples_is_nobodys_mean_over_samples(kind: type[Sp
     assert not any(is_a_mean(kind(), dataset) for dataset in federation(kind, None).splits["train"].values())
 
 
-@pytest.mark.parametrize("position", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in POSITIONS[1:])])
+@pytest.mark.parametrize("position", quick_first(POSITIONS))
 @each("kind", SPECIAL)
 def test_a_special_client_is_trained_on_its_own_loss_at_any_position(kind: type[Special], position: int) -> None:
     """Every kind at every position, recorded and in C; algorithms and budgets take turns."""
@@ -362,7 +363,7 @@ def test_samples_are_told_from_others_of_their_own_batch() -> None:
     assert_agree(Contrasts, federation(Contrasts, None), FedADMM(), {**RECORDED, **STEPS}, {**IN_C, **EPOCHS})
 
 
-@pytest.mark.parametrize("position", [2, 5])
+@pytest.mark.parametrize("position", quick_first([2, 5]))
 @each("kind", [MaskedClasses, MissingValues])
 def test_what_is_not_finite_stays_with_its_client_and_does_no_harm(kind: type[Special], position: int) -> None:
     data = federation(kind, position)
@@ -371,7 +372,7 @@ def test_what_is_not_finite_stays_with_its_client_and_does_no_harm(kind: type[Sp
     assert_agree(kind, data, ALGORITHMS[position % len(ALGORITHMS)], {**IN_C, **STEPS}, {**RECORDED, **EPOCHS})
 
 
-@pytest.mark.parametrize("position", [0, 2])
+@pytest.mark.parametrize("position", quick_first([0, 2]))
 @pytest.mark.parametrize("others", [(4, 6, 8), (4, 5, 3)], ids=["full batches", "short batches"])
 @pytest.mark.parametrize(
     ("kind", "way"),
@@ -396,7 +397,7 @@ def test_a_client_that_waits_where_its_gradient_is_nan_waits_unchanged(
     assert_agree(kind, data, FedAvg(), {**way, **EPOCHS})
 
 
-@pytest.mark.parametrize("position", [0, 3, 4])
+@pytest.mark.parametrize("position", quick_first([3, 0, 4]))
 @pytest.mark.parametrize("way", [RECORDED, IN_C], ids=["recorded", "in C"])
 def test_a_client_whose_loss_is_not_finite_is_named_whoever_waits(way: dict[str, Any], position: int) -> None:
     data = federation(ImportanceWeights, None)

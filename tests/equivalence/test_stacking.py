@@ -14,6 +14,7 @@ from helpers.c_steps import needs_compiler
 from helpers.engines import WAYS, Row, row_named, run
 from helpers.engines.base import Logged
 from helpers.engines.settings import BATCH, SIZES, Regression, uneven
+from helpers.marks import quick_first
 from helpers.modules import Net, classification, quiet_trainer
 from helpers.stacks import TOLERANCE, Smooth, data, fit, memories
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -53,8 +54,14 @@ def test_a_compiler_that_fails_or_errs_is_not_used(monkeypatch: pytest.MonkeyPat
         assert torch.allclose(stacked.federation.server.x_bar, x_bar, rtol=0, atol=TOLERANCE)
 
 
+TAKING_PART = [
+    pytest.param(None, 3, id="everybody"),
+    pytest.param(2, 6, id="two in a round", marks=pytest.mark.slow),
+]
+
+
 @pytest.mark.parametrize("way", ["recorded", pytest.param("in C", marks=needs_compiler)])
-@pytest.mark.parametrize(("clients_per_round", "rounds"), [(None, 3), (2, 6)], ids=["everybody", "two in a round"])
+@pytest.mark.parametrize(("clients_per_round", "rounds"), TAKING_PART)
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(
     clients_per_round: int | None, rounds: int, way: str, tmp_path: Path
 ) -> None:
@@ -137,7 +144,7 @@ def test_a_step_that_makes_tensors_makes_them_in_the_precision_of_the_run() -> N
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["FedADMM(eta=0.5)", "FedDR()", "FedAvg()"])
+@pytest.mark.parametrize("name", quick_first(["FedADMM(eta=0.5)", "FedDR()", "FedAvg()"]))
 def test_plain_steps_are_written_in_c(name: str) -> None:
     """Once for the comparison, and once in every round."""
     assert run(row_named(f"network, {name}"), "in C").calls.count(3) >= 3
@@ -145,7 +152,7 @@ def test_plain_steps_are_written_in_c(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("budget", ["steps", "epochs"])
-@pytest.mark.parametrize("name", ["FedADMM(eta=0.5)", "FedAvg()", "Scaffold()"])
+@pytest.mark.parametrize("name", quick_first(["FedADMM(eta=0.5)", "FedAvg()", "Scaffold()"]))
 def test_clients_with_full_batches_are_trained_in_c(name: str, budget: str) -> None:
     calls = run(row_named(f"linear, {budget}, everybody, {name}"), "in C").calls
     assert calls.count(sum(n >= BATCH for n in SIZES)) >= 2  # in every round

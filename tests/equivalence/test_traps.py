@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import references
+from helpers.marks import quick_first
 from helpers.problems import LAW, close, gradient, identical, in_numpy, random_clients, schedule, seeds
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +73,7 @@ def fedadmm_with_joiners_from_today(x0, cohorts):
     return x_tilde, offset
 
 
-@pytest.mark.parametrize("late", [4, 1])
+@pytest.mark.parametrize("late", quick_first([4, 1]))
 def test_late_joiners_created_from_todays_model_have_a_wrong_limit(late):
     cohorts = [[i for i in cohort if i != late or k > 100] for k, cohort in enumerate(LONG)]
     end, offset = fedadmm_with_joiners_from_today(X0.numpy(), cohorts)

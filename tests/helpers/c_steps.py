@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from helpers.marks import quick_first
 from lightning_fed.local.native.codegen.program import Steps
 
 Step = Callable[..., list[Tensor]]
@@ -19,7 +20,9 @@ Lengths = NDArray[np.int64]
 
 compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C compiler")
-each_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+each_precision = pytest.mark.parametrize(
+    "dtype", quick_first([torch.float64, torch.float32]), ids=["float64", "float32"]
+)
 
 
 def evenly(client: Sequence[Tensor], varying: Sequence[Tensor]) -> Lengths:

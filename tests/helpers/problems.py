@@ -84,7 +84,15 @@ def name_of(thing: object) -> str:
     return f"{type(thing).__name__}({', '.join(f'{k}={v}' for k, v in changed.items())})"
 
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+#: Of the variants of an algorithm, `make quick` tries the last.
+_QUICK = {type(algorithm): algorithm for algorithm in ALGORITHMS}.values()
+every_algorithm = pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param(algorithm, id=name_of(algorithm), marks=[] if algorithm in _QUICK else [pytest.mark.slow])
+        for algorithm in ALGORITHMS
+    ],
+)
 
 
 def fields_of(record: object) -> set[str]:

@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -96,6 +98,55 @@ def test_a_signal_ends_a_round_of_workers_and_leaves_no_process(forked: list[int
     for pid in forked:
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
+
+
+SLEEPING = """
+import sys, time
+from helpers.engines.base import Odd, data
+from helpers.modules import quiet_trainer
+from lightning_fed import FederatedServer
+from lightning_fed.algorithms import FedADMM
+from lightning_fed.engines import orphans
+if sys.argv[1] == "other systems":
+    orphans._prctl = lambda: None
+
+class Sleeps(Odd):
+    def note(self, *_):
+        print("asked", flush=True)
+        time.sleep(60)
+
+server = FederatedServer(FedADMM(), workers=2, engine="sequential", local_steps=1, evaluate_every=0, figure=False)
+quiet_trainer(server, 1).fit(Sleeps(), datamodule=data())
+"""
+
+
+@pytest.mark.parametrize("system", ["linux", "other systems"])
+def test_workers_end_with_a_parent_that_is_killed(system: str) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SLEEPING, system],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert parent.stdout is not None
+    with parent.stdout as lines:
+        assert [lines.readline(), lines.readline()] == [b"asked\n"] * 2
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        assert len(children) == 2
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 2
+        while any(map(_lives, children)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert [pid for pid in children if _lives(pid)] == []
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from lightning_fed.cli.main import FederatedCLI, build
+from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.core.algorithm import hyper_parameters
 from lightning_fed.core.layout import Layout, clones, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
@@ -64,7 +65,7 @@ class AdviseCLI(FederatedCLI):
         super().add_arguments_to_parser(parser)
         parser.add_method_arguments(pl.Trainer, "fit", skip=self.subcommands()["fit"])  # ckpt_path and the like
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+    def read_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # main gives a list
 
     def before_instantiate_classes(self) -> None:
@@ -169,7 +170,7 @@ class Surveyor(pl.Callback):
 
 def main(args: list[str] | None = None) -> None:
     """Measure, and print the recommendations."""
-    parser = argparse.ArgumentParser(usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser = OneLineParser(prog="lightning-fed advise", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--clients", type=_whole, default=5, help="number of clients to measure, drawn by the seed (default: 5)"
     )
@@ -187,12 +188,9 @@ def main(args: list[str] | None = None) -> None:
     server = next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedServer))
     server.evaluate_every, server.figure = 0, False
     cli.trainer.callbacks.append(surveyor)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the advice contains the warnings of fit
-            cli.trainer.fit(cli.model, datamodule=cli.datamodule)
-    except (TypeError, ValueError) as error:
-        cli.parser.error(str(error))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the advice contains the warnings of fit
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule)
     assert surveyor.measured is not None
     found = advise(surveyor.measured.curvature, server.algorithm, surveyor.lr, surveyor.local_steps)
     print(_as_json(surveyor.measured, server, found) if options.json else report(surveyor.measured, server, found))

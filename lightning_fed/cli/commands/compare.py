@@ -14,6 +14,7 @@ from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS
 from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
+from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
 
@@ -33,7 +34,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         "lightning-fed compare",
         description="Run all algorithms with the paper's settings (10 of 30 clients, or all if an algorithm needs them;"
         " 300 SGD steps of batch 2, step size 0.01) and the same seeds; write loss, accuracy, bytes and local work to a"

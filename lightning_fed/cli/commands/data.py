@@ -10,6 +10,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from lightning_fed.cli.main import FederatedCLI, build
+from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.survey import describe, survey, table
 from lightning_fed.data.survey_figures import contact_sheet, histograms
@@ -41,21 +42,19 @@ class DataCLI(FederatedCLI):
         parser.set_defaults({"federated.algorithm": {"class_path": "FedAvg"}})
         parser.add_method_arguments(pl.Trainer, "fit", skip=self.subcommands()["fit"])  # ckpt_path and the like
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+    def read_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # main gives a list
         if self.config.data is None:
             parser.error("There are no data. Give a --config with a `data:` section, or --data=CLASS.")
 
-    def instantiate_classes(self) -> None:
-        try:
-            self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data  # type: ignore[no-untyped-call]
-        except (TypeError, ValueError) as error:
-            self.parser.error(str(error.__cause__ or error))  # jsonargparse wraps the error of the class
+    def build_classes(self) -> None:
+        self.datamodule = self.parser.instantiate_classes(Namespace(data=self.config.data)).data  # type: ignore[no-untyped-call]
 
 
 def main(args: list[str] | None = None) -> None:
     """Print the report on a federation, and write its table and pictures."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
+        prog="lightning-fed data",
         usage=USAGE,
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -86,7 +85,7 @@ def report(data: FederatedDataModule, folder: Path) -> list[Path]:
     found = survey(data)
     print(describe(found), end="\n\n")
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "clients.csv", "w", newline="") as file:
+    with open(folder / "clients.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(table(found))
     written = [folder / "clients.csv"]
     for name, figure in {"clients.png": histograms(found), "samples.png": contact_sheet(data)}.items():

@@ -13,6 +13,7 @@ from lightning_fed.cli.experiments import report
 from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
+from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
 QUICK_ROUNDS, QUICK_STEPS = 3, 10
@@ -35,7 +36,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         "lightning-fed reproduce",
         description="Run FedADMM and FedDR with the paper's settings (10 of 30 clients, 300 SGD steps of batch 2, step"
         " size 0.01, eta = alpha = 1, start local) and the same seeds; write figures, a table with their largest"

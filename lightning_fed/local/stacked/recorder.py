@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.stacked.phases import Parts
 from lightning_fed.local.stacked.pure_step import UnfitError
 from lightning_fed.local.stacked.simplify import is_pure, simplified
+from lightning_fed.local.tracing import trace
 
 Numbers = NDArray[np.int64]
 
@@ -87,7 +87,7 @@ def _taken_apart(function: Function, inputs: Sequence[Sequence[Tensor]]) -> Part
     """Record a function and split it into phases; raises `UnfitError` if that would change its results."""
     counts, flat = [len(kind) for kind in inputs], [t for kind in inputs for t in kind]
     # functionalize: a step may write into tensors that it made itself; recorded, such writes make new tensors
-    recorded = make_fx(functionalize(function), decomposition_table=_PLAIN_COPIES)(*flat)
+    recorded = trace(functionalize(function), flat, _PLAIN_COPIES)
     if not is_pure(recorded.graph):
         raise UnfitError("a step draws random numbers, or changes tensors that are not its own")
     parts = Parts(simplified(recorded, flat), counts)

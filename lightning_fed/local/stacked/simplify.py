@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.native.codegen.views import VIEWS
+from lightning_fed.local.tracing import trace
 
 aten = torch.ops.aten
 
@@ -32,7 +32,7 @@ def simplified(recorded: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
     """Return the same function with fewer operators, for a graph of pure operators."""
     drop_factors(recorded)
     recorded.recompile()
-    recorded = make_fx(recorded)(*inputs)  # record again, because dropped factors change strides
+    recorded = trace(recorded, inputs)  # record again, because dropped factors change strides
     drop_identities(recorded)
     fold_constants(recorded)
     recorded.graph.eliminate_dead_code()

@@ -249,7 +249,15 @@ LOSSES = [
     ),
     Row("a mean at first: flooded", Flood, options={"local_steps": 40}, ways=STACKED),
     Row("a mean at first: rare class", Weighs, data=rare, options={"local_steps": 40}, ways=STACKED),
-    *(Row(f"changed between rounds in {place}", changing(place), callbacks=lambda: [Changes()]) for place in PLACES),
+    *(
+        Row(
+            f"changed between rounds in {place}",
+            changing(place),
+            callbacks=lambda: [Changes()],
+            slow=place in ("config", "private"),
+        )
+        for place in PLACES
+    ),
     Row("changed between rounds in the class", Scaled, callbacks=lambda: [Scales()]),
     Row("samples of different shapes", Pools, data=series),
     Row("sum over a plain number", Divided, in_c=True),

@@ -25,6 +25,7 @@ from lightning_fed.algorithms import (
     FedMid,
     FedPAQ,
     FedProx,
+    FedSplit,
     Scaffold,
 )
 from lightning_fed.prox import L1
@@ -115,9 +116,18 @@ def part(algorithm: Any) -> dict[str, Any]:
     return {} if algorithm.traits.everybody else {"clients_per_round": 3}
 
 
+#: What `make quick` tries beside FedADMM: no dual variable, two exchanges, a prox after every step, everybody.
+QUICK = (FedAvg, Scaffold, FedMid, FedSplit)
+
 EVERY_ALGORITHM = [
     *(
-        linear(f"steps, {name_of(algorithm)}", algorithm, options={**BUDGETS["steps"], **part(algorithm)}, rounds=3)
+        linear(
+            f"steps, {name_of(algorithm)}",
+            algorithm,
+            options={**BUDGETS["steps"], **part(algorithm)},
+            rounds=3,
+            slow=type(algorithm) not in QUICK,
+        )
         for algorithm in ALGORITHMS
     ),
     *(
@@ -125,11 +135,19 @@ EVERY_ALGORITHM = [
         for algorithm in ALGORITHMS
     ),
     *(
-        smooth(name_of(algorithm), algorithm, options=part(algorithm), in_c=True)
+        smooth(
+            name_of(algorithm), algorithm, options=part(algorithm), in_c=True, slow=not isinstance(algorithm, FedADMM)
+        )
         for algorithm in (FedADMM(eta=0.5), FedDR(), FedAvg())
     ),
     *(
-        linear(f"{budget}, everybody, {name_of(algorithm)}", algorithm, options=options, in_c=True)
+        linear(
+            f"{budget}, everybody, {name_of(algorithm)}",
+            algorithm,
+            options=options,
+            in_c=True,
+            slow=not isinstance(algorithm, FedADMM),
+        )
         for budget, options in BUDGETS.items()
         for algorithm in (FedADMM(eta=0.5), FedAvg(), Scaffold())
     ),
@@ -140,7 +158,13 @@ OF_A_NETWORK = [
     smooth("top k", Compressed(FedADMM(eta=1.0), TopK(20)), options={"clients_per_round": 4}),
     smooth("quantised", FedPAQ(levels=4), options={"clients_per_round": 4}),
     *(
-        smooth(f"{optimizer}, {clip}", model={"optimizer": optimizer}, trainer=clip, tolerance=1e-9)
+        smooth(
+            f"{optimizer}, {clip}",
+            model={"optimizer": optimizer},
+            trainer=clip,
+            tolerance=1e-9,
+            slow=(optimizer == "adam") != bool(clip),
+        )
         for optimizer in ("momentum", "adam")
         for clip in ({}, {"gradient_clip_val": 0.1})
     ),
@@ -173,9 +197,12 @@ OF_A_NETWORK = [
     ),
 ]
 
+#: Of these optimizers, `make quick` tries a variant with more in it.
+COVERED = ("decay", "Adam", "Adam, decay")
+
 OF_UNEVEN_CLIENTS = [
     *(
-        linear(f"{budget}, {name}", algorithm, model, options=options)
+        linear(f"{budget}, {name}", algorithm, model, options=options, slow=budget == "steps" or name in COVERED)
         for budget, options in BUDGETS.items()
         for name, algorithm, model in (
             ("momentum", FedADMM(eta=0.5), SGD),
@@ -186,10 +213,18 @@ OF_UNEVEN_CLIENTS = [
             ("Adam, stragglers", FedProx(mu=0.1, stragglers=0.5), ADAM),
         )
     ),
-    *(linear(f"{budget}, blocks", options=options, patches=BLOCKS) for budget, options in BUDGETS.items()),
-    linear("momentum, blocks", FedAvg(), SGD, options=EPOCHS, patches=BLOCKS),
     *(
-        linear(f"{budget}, three in a round", options={**options, "clients_per_round": 3}, rounds=4)
+        linear(f"{budget}, blocks", options=options, patches=BLOCKS, slow=budget == "steps")
+        for budget, options in BUDGETS.items()
+    ),
+    linear("momentum, blocks", FedAvg(), SGD, options=EPOCHS, patches=BLOCKS, slow=True),
+    *(
+        linear(
+            f"{budget}, three in a round",
+            options={**options, "clients_per_round": 3},
+            rounds=4,
+            slow=budget == "steps",
+        )
         for budget, options in BUDGETS.items()
     ),
     linear(
@@ -208,6 +243,7 @@ OF_UNEVEN_CLIENTS = [
             model,
             options=BUDGETS["epochs"],
             sizes=(8, 5, 10) * 5 + (5, 12),
+            slow=name in ("plain", "mapped after steps"),
         )
         for name, algorithm, model in (
             ("plain", FedADMM(eta=0.5), {}),

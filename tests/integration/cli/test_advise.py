@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lightning_fed.configs
-from lightning_fed.cli import COMMANDS, main
+from lightning_fed.cli import COMMANDS, main, run
 
 CONFIGS = Path(lightning_fed.configs.__file__).parent
 BOWL = """
@@ -53,8 +53,11 @@ def advised(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["advise", *args])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["lightning-fed", "advise", *args])
+        patch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as stop:
+            run()
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error

@@ -51,6 +51,37 @@ def test_clients_of_a_sequence_are_numbered():
     assert [data.has_split(split) for split in ("train", "val", "test")] == [True, False, True]
 
 
+def test_pairs_name_their_clients():
+    data = FederatedDataModule([("b", numbers(3)), (7, numbers(2)), ("7", [1.0, 2.0])], test=[(7, numbers(1))])
+    assert data.client_ids == ["b", 7, "7"]
+    assert [data.num_examples(cid) for cid in data.client_ids] == [3, 2, 2]
+    assert data.split_ids("test") == [7]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        ([("a", numbers(1)), ("a", numbers(2))], ValueError, "Client 'a' has two datasets in train"),
+        ([(3, numbers(1)), ("3", numbers(1)), (3, [1, 2])], ValueError, "Client 3 has two datasets in train"),
+        ([("a", numbers(1)), numbers(2)], TypeError, "mixes pairs .* item 1 is a TensorDataset"),
+        ([numbers(2), ("a", numbers(1))], TypeError, "mixes pairs .* item 0 is a TensorDataset"),
+        ([(1.5, numbers(1))], TypeError, "Client ids are whole numbers or strings, got 1.5"),
+        ([(True, numbers(1))], TypeError, "Client ids are whole numbers or strings, got True"),
+        ([([1], numbers(1))], TypeError, r"Client ids are whole numbers or strings, got \[1\]"),
+    ],
+)
+def test_wrong_pairs_are_refused_by_name(pairs, error, message):
+    with pytest.raises(error, match=message):
+        FederatedDataModule(pairs)
+
+
+def test_a_dataset_that_is_a_tuple_of_two_samples_is_no_pair():
+    x = torch.zeros(2)
+    data = FederatedDataModule([(x, x), ((x, 0), (x, 1)), ("some", "words"), (1, 2)])
+    assert data.client_ids == [0, 1, 2, 3]
+    assert [data.num_examples(cid) for cid in data.client_ids] == [2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("wrap", [lambda d: d, Slow])
 def test_the_order_of_a_clients_batches_depends_on_the_generator_only(wrap, workers):

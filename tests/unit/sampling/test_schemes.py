@@ -126,7 +126,10 @@ def test_only_possible_cohorts_are_drawn(sampler, law):
         assert law.get(tuple(cohort), 0) > 0
 
 
-@pytest.mark.parametrize(("sampler", "law"), DRAWN, ids=[repr(s) for s, _ in DRAWN])
+@pytest.mark.parametrize(
+    ("sampler", "law"),
+    [pytest.param(s, law, id=repr(s), marks=[pytest.mark.slow] * (i % 3 > 0)) for i, (s, law) in enumerate(DRAWN)],
+)
 def test_clients_and_cohorts_are_drawn_as_often_as_promised(sampler, law):
     rng = np.random.default_rng(1)
     drawn = Counter(tuple(sampler.draw(N, rng)) for _ in range(DRAWS))

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from helpers.marks import quick_first
 from helpers.memories import content, files, fresh, killed_at, memory, plain
 
 from lightning_fed.store import DiskStore, durable, read_sealed, verify_snapshot, write_sealed
@@ -55,7 +56,7 @@ def restore(folder):
 ACTIONS = [commit, commit_staged, commit_twice, roll_back, start_anew, restore]
 BRIEF = {"small": ACTIONS, "large": [commit_staged], "hollow": [commit]}
 CASES = [
-    pytest.param(kind, action, id=f"{kind}-{action.__name__}")
+    pytest.param(kind, action, id=f"{kind}-{action.__name__}", marks=[] if kind == "small" else [pytest.mark.slow])
     for kind, brief in BRIEF.items()
     for action in (ACTIONS if os.environ.get("LIGHTNING_FED_SOAK") else brief)
 ]
@@ -121,7 +122,7 @@ def check(folder, allowed, seen):
     assert left == {"index.sqlite3", "lease", "records"}
 
 
-@pytest.mark.parametrize("base", ["large", "hollow"], indirect=True)
+@pytest.mark.parametrize("base", quick_first(["hollow", "large"]), indirect=True)
 def test_a_killed_snapshot_is_complete_or_no_snapshot(base, ram):
     def snapshot(folder):
         with opened(folder) as store:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_fed.local.native.codegen.loops import Place
 from lightning_fed.local.native.codegen.lowering import NoCodeError, Source
 from lightning_fed.local.native.compiler import built
 from lightning_fed.local.native.threads import spread
+from lightning_fed.local.tracing import trace
 
 aten = torch.ops.aten
 
@@ -120,7 +120,7 @@ class Steps:
     ) -> None:
         table = {**core_aten_decompositions(), **get_decompositions(_ALSO), **_BY_SUMS}
         examples = [torch.zeros_like(t) for t in (*client, *shared, *varying)]
-        source = Source(make_fx(functionalize(step), decomposition_table=table)(*examples))
+        source = Source(trace(functionalize(step), examples, table))
         kinds = [*["client"] * len(client), *["shared"] * len(shared), *["step"] * len(varying)]
         self._run: Any = built(text(source, kinds)).run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
