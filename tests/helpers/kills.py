@@ -1,4 +1,4 @@
-"""Fits in forked children that are ended by a signal, at a durability point or from outside, and go on from ``last``."""
+"""Fits in forked children that a signal ends, at a durability point or from outside, and that go on from ``last``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from helpers.modules import Net, classification, quiet_trainer
 from lightning_fed import FederatedServer
-from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDR, FedDRII, FedDyn, FedLin, FedPD, FedSplit, Scaffold
+from lightning_fed.algorithms import (
+    Compressed,
+    FedADMM,
+    FedAvg,
+    FedDR,
+    FedDRII,
+    FedDyn,
+    FedLin,
+    FedPD,
+    FedSplit,
+    Scaffold,
+)
 from lightning_fed.callbacks import FederatedCallback
 from lightning_fed.core.memory import tensors_of
 from lightning_fed.store import durable
@@ -136,7 +148,9 @@ class Run:
     def wait(self, pid: int) -> int:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if status == 70:
-            raise AssertionError((self.root / "error").read_text() if (self.root / "error").exists() else "the fit failed")
+            raise AssertionError(
+                (self.root / "error").read_text() if (self.root / "error").exists() else "the fit failed"
+            )
         return status
 
     @property
@@ -149,7 +163,7 @@ class Run:
     def repeated(self) -> int:
         """The most rounds that were lost by one kill: begun, and begun anew after it."""
         begun = self.begun
-        return max((before - after + 1 for before, after in zip(begun, begun[1:], strict=False)), default=0)
+        return max((before - after + 1 for before, after in pairwise(begun)), default=0)
 
     @property
     def final(self) -> dict[str, Any]:
