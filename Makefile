@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test quick lint types pytest format bench digest clean
+.PHONY: demo test quick soak lint types pytest format bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -29,6 +29,10 @@ pytest: $(VENV)/.dev
 # unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
 quick: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/unit tests/property tests/equivalence $(ARGS)
+
+# the long variants of the tests of the store: kills at hundreds of points and at random, thousands of damaged files, 10,000 clients
+soak: $(VENV)/.dev
+	LIGHTNING_FED_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal tests/unit/store tests/property/test_disk_store.py tests/integration/test_kills.py $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -25,7 +26,7 @@ from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
-from lightning_fed.lightning import pl
+from lightning_fed.lightning import SIGTERMException, pl
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.sampling import Full, Sampler, Uniform
@@ -236,6 +237,8 @@ class FederatedServer(FederatedCallback):
         if isinstance(trainer.fit_loop, FederatedFitLoop):
             trainer.fit_loop.clock.running = False
             self._memory.end_fit(trainer)
+        if isinstance(exception, SIGTERMException) and exception.code is None:
+            exception.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if the fit had ended
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None

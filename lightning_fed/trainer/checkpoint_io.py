@@ -14,12 +14,12 @@ from lightning_fed.store import (
     DamagedCheckpointError,
     DamagedRecordError,
     DiskStore,
+    durable,
     is_unsealed,
     read_manifest,
     read_sealed,
     write_sealed,
 )
-from lightning_fed.store.durable import remove_folder
 
 #: The key under which a checkpoint names the folder of its records.
 RECORDS = "client_records"
@@ -58,6 +58,7 @@ class FederatedCheckpointIO(CheckpointIO):
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = path.with_name(f"{path.name}.records-{secrets.token_hex(4)}")
+        before = _version(path)
         try:
             if store is not None:
                 checkpoint = {**checkpoint, RECORDS: {"folder": folder.name, "manifest": store.snapshot(folder)}}
@@ -66,7 +67,8 @@ class FederatedCheckpointIO(CheckpointIO):
             else:
                 self.inner.save_checkpoint(checkpoint, path, storage_options)
         except BaseException:
-            remove_folder(folder)
+            if _version(path) == before:  # after the rename, for instance on Ctrl-C, the new file needs the folder
+                durable.remove_folder(folder)
             raise
         _remove_records(path, but=folder.name)
 
@@ -114,17 +116,26 @@ class FederatedCheckpointIO(CheckpointIO):
             path.unlink()
             return
         self.inner.remove_checkpoint(path)
+        durable.point("checkpoint: removed")
         _remove_records(path)
 
     def teardown(self) -> None:
         self.inner.teardown()
 
 
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced or written; None if there is no file."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
 def _remove_records(path: Path, but: str = "") -> None:
     """Remove the folders of records that belong to a checkpoint's file."""
     for folder in path.parent.glob(f"{_literal(path.name)}.records-*"):
         if folder.name != but:
-            remove_folder(folder)
+            durable.remove_folder(folder)
 
 
 def _literal(name: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers.kills import differences, known
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import BaseFinetuning, ModelCheckpoint
 from pytorch_lightning.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
@@ -22,7 +23,6 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDR, FedDyn, FedLin, FedPD, Scaffold
-from lightning_fed.core.memory import tensors_of
 from lightning_fed.store import DamagedCheckpointError, DamagedRecordError, DiskStore, LeaseError, durable
 from lightning_fed.trainer import client_memory
 from lightning_fed.transforms import TopK
@@ -75,23 +75,8 @@ def fit(
     return run, server
 
 
-def known(server: FederatedServer) -> dict[str, Any]:
-    federation = server.federation
-    assert federation is not None
-    found: dict[str, Any] = {f"server.{k}": v for k, v in tensors_of(federation.server).items()}
-    for cid in sorted(federation.store, key=str):
-        memory = federation.store[cid]
-        found |= {f"{cid}.{name}": value for name, value in tensors_of(memory.state).items()}
-        found |= {f"{cid}.{name}": value for name, value in memory.buffers.items()}
-        found |= {f"{cid}.visits": memory.visits, f"{cid}.cost": memory.cost}
-    return found
-
-
 def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
-        assert same, name
+    assert differences(one, other) == []
 
 
 def checkpoint(trainer: pl.Trainer) -> Path:
