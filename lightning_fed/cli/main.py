@@ -90,6 +90,7 @@ class FederatedCLI(LightningCLI):
 #: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
 COMMANDS = {
     "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
+    "checkpoint": "inspect, verify or export checkpoints",
     "compare": "run all algorithms on the synthetic sets",
     "data": "survey the data of the clients",
     "reproduce": "run the paper's experiments",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,13 +33,16 @@ BATCH_BYTES = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """Clients' own models, by client, in a layout."""
+    """Clients' own models in a layout; ``recall`` gives that of one client, if it has one."""
 
     layout: Layout
-    by_client: Mapping[ClientId, Tensor]
+    recall: Callable[[ClientId], Tensor | None]
 
     def stack(self, ids: Sequence[ClientId]) -> dict[str, Tensor]:
-        return vmap(self.layout.split)(torch.stack([self.by_client[cid] for cid in ids]))
+        models = [x_i for cid in ids if (x_i := self.recall(cid)) is not None]
+        if len(models) < len(ids):
+            raise UnfitError("some clients have no model of their own")
+        return vmap(self.layout.split)(torch.stack(models))
 
 
 def evaluate_together(

@@ -111,20 +111,28 @@ def _tell_once(reason: str) -> None:
 
 
 def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dict[ClientId, Evaluation]:
-    """Evaluate each visited client's own model on its own data, if the algorithm keeps one."""
-    data, store = trainer.datamodule, federation.store
-    known = [cid for cid in data.split_ids(split) if cid in federation.weights]
-    seen = [cid for cid in known if (summary := store.summary(cid)) is not None and summary.visits]
-    own = {cid: federation.algorithm.local_model(federation.recall(cid)) for cid in seen}
-    models = {cid: x_i for cid, x_i in own.items() if x_i is not None}
+    """Evaluate each visited client's own model on its own data, if the algorithm keeps one.
 
-    def alone(cid: ClientId, state: ModuleState) -> Evaluation:
-        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(models[cid])})
+    States are recalled one at a time, or one stack at a time: those of all clients together may not fit in memory.
+    """
+    algorithm, store = federation.algorithm, federation.store
+    if algorithm.local_model(federation.fresh()) is None:  # a client's state has the same variables after any visit
+        return {}
+    known = [cid for cid in trainer.datamodule.split_ids(split) if cid in federation.weights]
+    seen = [cid for cid in known if (summary := store.summary(cid)) is not None and summary.visits]
+
+    def model_of(cid: ClientId) -> Tensor | None:
+        return algorithm.local_model(federation.recall(cid))
+
+    def alone(cid: ClientId, state: ModuleState) -> Evaluation | None:
+        if (x_i := model_of(cid)) is None:
+            return None
+        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(x_i)})
 
     with measuring(trainer) as state:
-        stacked = Models(federation.layout, models)
-        found = None if state.buffers else _evaluate_together(trainer, split, list(models), stacked)
-        return found or {cid: alone(cid, state) for cid in models}
+        models = Models(federation.layout, model_of)
+        together = None if state.buffers else _evaluate_together(trainer, split, seen, models)
+        return together or {cid: found for cid in seen if (found := alone(cid, state)) is not None}
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:

@@ -13,7 +13,7 @@ from lightning_fed.store.disk import DiskStore
 from lightning_fed.store.durable import WriteError
 from lightning_fed.store.lease import Lease, LeaseError
 from lightning_fed.store.records import Location, Record, read
-from lightning_fed.store.snapshots import memories_in, read_manifest, verify_snapshot
+from lightning_fed.store.snapshots import memories_in, read_manifest, summaries_in, verify_snapshot
 from lightning_fed.store.space import check_space
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "read_manifest",
     "read_sealed",
     "seal",
+    "summaries_in",
     "verify",
     "verify_snapshot",
     "write_sealed",

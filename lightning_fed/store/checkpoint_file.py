@@ -58,7 +58,7 @@ def write_sealed(payload: Mapping[str, Any], path: Path | str) -> None:
 def _save(payload: Mapping[str, Any], file: Any) -> None:
     noting = _Noting(file)
     try:
-        torch.save(dict(payload), cast(IO[bytes], noting))
+        torch.save(payload, cast(IO[bytes], noting))
     except BaseException as error:
         raise noting.error or error from None  # torch replaces the disk's error by its own
 

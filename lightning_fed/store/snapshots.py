@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.cache import digest_of
-from lightning_fed.core.memory import Build, ClientId, Memory
+from lightning_fed.core.memory import Build, ClientId, Memory, Summary
 from lightning_fed.store import durable
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.files import location_of
@@ -119,6 +119,16 @@ def memories_in(folder: Path | str, build: Build) -> dict[ClientId, Memory]:
     finally:
         index.close()
     return found
+
+
+def summaries_in(folder: Path) -> dict[ClientId, Summary]:
+    """Visits, cost and bytes of all clients of a snapshot, without reading their records."""
+    read_manifest(folder)
+    index = Index.of_snapshot(folder / "index.sqlite3")
+    try:
+        return {cid_of(row.key): row.summary() for row in index.rows()}
+    finally:
+        index.close()
 
 
 def verify_snapshot(folder: Path | str) -> list[DamagedRecordError]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,8 @@ class FederatedCheckpointIO(CheckpointIO):
             loaded = dict(self.inner.load_checkpoint(path, map_location, weights_only))
         else:
             loaded = dict(read_sealed(path, weights_only=weights_only is not False))
-        if (named := loaded.get(RECORDS)) is not None:
-            folder = path.parent / named["folder"]
-            if read_manifest(folder) != named["manifest"]:
-                raise DamagedRecordError(folder, "manifest", f"it is not the one that {path.name} was saved with")
-            loaded[RECORDS] = {**named, "path": str(folder)}
+        if (folder := records_of(path, loaded)) is not None:
+            loaded[RECORDS] = {**loaded[RECORDS], "path": str(folder)}
         return loaded
 
     def _fall_back(self, path: Path, error: Exception) -> dict[str, Any]:
@@ -129,6 +126,16 @@ def _version(path: Path) -> tuple[int, int] | None:
         return None
     found = path.stat()
     return found.st_ino, found.st_mtime_ns
+
+
+def records_of(path: Path, checkpoint: Mapping[str, Any]) -> Path | None:
+    """The folder of records that belongs to the file ``path``, its manifest verified; None if it has no records."""
+    if (named := checkpoint.get(RECORDS)) is None:
+        return None
+    folder = path.parent / str(named["folder"])
+    if read_manifest(folder) != named["manifest"]:
+        raise DamagedRecordError(folder, "manifest", f"it is not the one that {path.name} was saved with")
+    return folder
 
 
 def _remove_records(path: Path, but: str = "") -> None:

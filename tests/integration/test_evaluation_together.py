@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_fed import FederatedServer
-from lightning_fed.algorithms import FedADMM
+from lightning_fed.algorithms import FedADMM, Scaffold
+from lightning_fed.core.algorithm import tree_map
 from lightning_fed.evaluation.evaluate import evaluate_own, evaluate_splits
 from lightning_fed.evaluation.results import ClientEvaluations
 
@@ -138,3 +141,60 @@ def test_nothing_of_the_module_is_left_changed() -> None:
     assert "calls" not in vars(module)
     assert not any(isinstance(value, Tensor) for value in vars(module).values())
     assert torch.is_grad_enabled()
+
+
+class Watched:
+    """A store that gives copies of states, as one on disk does, and counts how many of them are alive."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.alive, self.most, self.recalled = store, 0, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def __getitem__(self, cid: Any) -> Any:
+        return self.get(cid)
+
+    def get(self, cid: Any) -> Any:
+        memory = self.store.get(cid)
+        state = tree_map(Tensor.clone, memory.state)
+        for model in [state.x_i] if hasattr(state, "x_i") else []:
+            self.alive += 1
+            weakref.finalize(model, self._gone)
+        self.most, self.recalled = max(self.most, self.alive), self.recalled + 1
+        return replace(memory, state=state)
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+class Watches(pl.Callback):
+    """Evaluates clients' own models, and says how many were alive at once."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        federation = trainer.fit_loop.server.federation
+        self.expected = evaluate_own(trainer, federation, "test")
+        store, federation.store = federation.store, Watched(federation.store)
+        self.found, self.watched = evaluate_own(trainer, federation, "test"), federation.store
+        federation.store = store
+
+
+@pytest.mark.parametrize(("module", "most"), [(Net, 2), (Logged, 5)], ids=["one by one", "together"])
+def test_few_of_the_clients_own_models_are_in_memory_at_once(
+    module: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fed.evaluation.by_sample.STACK", 5)
+    watches = Watches()
+    server = FederatedServer(FedADMM(), local_steps=2, seed=1, clients_per_round=18, evaluate_every=0)
+    quiet_trainer(server, 1, callbacks=[watches], limit_val_batches=0).fit(module(), datamodule=classification(20))
+    assert len(watches.found) == 18
+    assert watches.found == watches.expected
+    assert 0 < watches.watched.most <= most
+
+
+def test_no_state_is_recalled_if_the_algorithm_keeps_no_model() -> None:
+    watches = Watches()
+    server = FederatedServer(Scaffold(), local_steps=2, seed=1, clients_per_round=18, evaluate_every=0)
+    quiet_trainer(server, 1, callbacks=[watches], limit_val_batches=0).fit(Net(), datamodule=classification(20))
+    assert watches.found == {}
+    assert watches.watched.recalled == 0
