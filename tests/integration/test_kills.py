@@ -88,8 +88,7 @@ def _points() -> list[tuple[str, str, int, int]]:
     """The algorithm, the store, the first point, and the distance between points; in a soak all points of FedADMM."""
     first = {name: 31 * i for i, name in enumerate(STATEFUL)}  # others for every algorithm
     if not SOAK:
-        few = [("FedADMM", "memory", 1, 17), ("Scaffold", "memory", 9, 31)]
-        return [(name, "disk", 1 + first[name] % 131, 131) for name in STATEFUL] + few
+        return [(name, "disk", 1 + first[name] % 131, 131) for name in STATEFUL] + [("Scaffold", "memory", 9, 31)]
     every = [("FedADMM", "disk", i, 6) for i in range(1, 7)]
     every += [(name, "disk", 1 + first[name] % 14, 14) for name in STATEFUL if name != "FedADMM"]
     return every + [(name, "memory", 1 + first[name] % 8, 8) for name in STATEFUL]
@@ -106,6 +105,19 @@ def test_a_fit_killed_at_a_durability_point_goes_on_bitwise(
         run = Run(ram / str(at), STATEFUL[name], store)
         check_ended_at(run, name, at, signal.SIGKILL, -signal.SIGKILL)
     record_property("points", len(chosen))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_kill_during_a_save_leaves_the_previous_last_checkpoint(store: str, ram: Path) -> None:
+    """In each round two files are saved, last.ckpt second: the fourth is that of round 1."""
+    saved = [i for i, name in enumerate(reference("FedADMM", store)[1], start=1) if name == "checkpoint: saved"]
+    run = Run(ram / "run", store=store)
+    assert run.play(At(saved[3])) == -signal.SIGKILL
+    check_last(run)
+    assert torch.load(run.root / "saved" / "last.ckpt", weights_only=True)["global_step"] == 1
+    assert (run.root / "saved" / ".last.ckpt.part").exists()
+    assert run.play() == 0
+    check_resumed(run, "FedADMM")
 
 
 def test_large_records_are_written_by_a_thread(
