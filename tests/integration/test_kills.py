@@ -84,25 +84,40 @@ def check_ended_at(run: Run, name: str, at: int, sign: int, status: int) -> None
 # -- at durability points ------------------------------------------------------------------------------------------
 
 
-def _points() -> list[tuple[str, str, int]]:
-    """The algorithm, the store and the distance between points; the first point is another for every algorithm."""
-    if SOAK:
-        disk = [(name, "disk", 1 if name == "FedADMM" else 14) for name in STATEFUL]
-        return disk + [(name, "memory", 8) for name in STATEFUL]
-    return [(name, "disk", 131) for name in STATEFUL] + [("FedADMM", "memory", 17), ("Scaffold", "memory", 31)]
+def _points() -> list[tuple[str, str, int, int]]:
+    """The algorithm, the store, the first point, and the distance between points; in a soak all points of FedADMM."""
+    first = {name: 31 * i for i, name in enumerate(STATEFUL)}  # others for every algorithm
+    if not SOAK:
+        return [(name, "disk", 1 + first[name] % 131, 131) for name in STATEFUL] + [("Scaffold", "memory", 9, 31)]
+    every = [("FedADMM", "disk", i, 6) for i in range(1, 7)]
+    every += [(name, "disk", 1 + first[name] % 14, 14) for name in STATEFUL if name != "FedADMM"]
+    return every + [(name, "memory", 1 + first[name] % 8, 8) for name in STATEFUL]
 
 
-@pytest.mark.parametrize(("name", "store", "apart"), _points())
+@pytest.mark.parametrize(("name", "store", "first", "apart"), _points())
 def test_a_fit_killed_at_a_durability_point_goes_on_bitwise(
-    name: str, store: str, apart: int, ram: Path, record_property: Any
+    name: str, store: str, first: int, apart: int, ram: Path, record_property: Any
 ) -> None:
     points = len(reference(name, store)[1])
     assert points > 40
-    chosen = range(1 + (31 * list(STATEFUL).index(name)) % apart, points + 1, apart)
+    chosen = range(first, points + 1, apart)
     for at in chosen:
         run = Run(ram / str(at), STATEFUL[name], store)
         check_ended_at(run, name, at, signal.SIGKILL, -signal.SIGKILL)
     record_property("points", len(chosen))
+
+
+@pytest.mark.parametrize("store", ["memory", "disk"])
+def test_a_kill_during_a_save_leaves_the_previous_last_checkpoint(store: str, ram: Path) -> None:
+    """In each round two files are saved, last.ckpt second: the fourth is that of round 1."""
+    saved = [i for i, name in enumerate(reference("FedADMM", store)[1], start=1) if name == "checkpoint: saved"]
+    run = Run(ram / "run", store=store)
+    assert run.play(At(saved[3])) == -signal.SIGKILL
+    check_last(run)
+    assert torch.load(run.root / "saved" / "last.ckpt", weights_only=True)["global_step"] == 1
+    assert (run.root / "saved" / ".last.ckpt.part").exists()
+    assert run.play() == 0
+    check_resumed(run, "FedADMM")
 
 
 def test_large_records_are_written_by_a_thread(
