@@ -48,7 +48,7 @@ def main() -> None:
             ModelCheckpoint(  # a client's state is 53 MB: save once at the end, or on interruption
                 args.out / "checkpoints",
                 every_n_epochs=args.rounds,
-                save_last="link",
+                save_last=True,
                 save_on_exception=True,
                 enable_version_counter=False,
             ),
