@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -23,7 +21,7 @@ def trace(
     >>> [node.name for node in trace(lambda x: x.exp() + 1, [torch.zeros(2)]).graph.nodes][1:-1]
     ['exp', 'add']
     """
-    # One mode describes all tensors: by itself, make_fx makes one per operator, which takes half the time.
-    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-        recorded: GraphModule = make_fx(function, decomposition_table=dict(decompositions or {}))(*inputs)
+    # One FakeTensorMode for all operators would take half the time, but to enter it registers a device, after which
+    # autograd starts threads with the first backward pass, and workers can no longer be forked.
+    recorded: GraphModule = make_fx(function, decomposition_table=dict(decompositions or {}))(*inputs)
     return recorded
