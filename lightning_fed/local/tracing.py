@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -21,7 +25,19 @@ def trace(
     >>> [node.name for node in trace(lambda x: x.exp() + 1, [torch.zeros(2)]).graph.nodes][1:-1]
     ['exp', 'add']
     """
-    # One FakeTensorMode for all operators would take half the time, but to enter it registers a device, after which
-    # autograd starts threads with the first backward pass, and workers can no longer be forked.
-    recorded: GraphModule = make_fx(function, decomposition_table=dict(decompositions or {}))(*inputs)
+    _start_autograd()
+    # One mode describes all tensors: by itself, make_fx makes one per operator, which takes half the time.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        recorded: GraphModule = make_fx(function, decomposition_table=dict(decompositions or {}))(*inputs)
     return recorded
+
+
+@cache
+def _start_autograd() -> None:
+    """Have autograd decide about its threads before anything is recorded.
+
+    It does so with the first backward pass of a process, by the devices that there are. Recording registers one where
+    there is none, and after a backward pass with threads a process can no longer be forked for workers.
+    """
+    with torch.enable_grad():
+        torch.zeros((), requires_grad=True).backward()
