@@ -40,4 +40,4 @@ def _start_autograd() -> None:
     there is none, and after a backward pass with threads a process can no longer be forked for workers.
     """
     with torch.enable_grad():
-        torch.zeros((), requires_grad=True).backward()
+        torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
