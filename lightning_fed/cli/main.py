@@ -57,7 +57,7 @@ class FederatedCLI(LightningCLI):
         """Report a value that a class refuses as the parser reports a value that it refuses."""
         try:
             self.build_classes()
-        except Exception as error:
+        except Exception as error:  # any class may refuse any value; an error that is no refusal is raised again
             cause = unwrapped(error)
             if refusal_of_value(cause) is None:
                 raise cause from None
@@ -134,7 +134,7 @@ def run() -> None:
         sys.path.insert(0, os.getcwd())
     try:
         main()
-    except Exception as error:
+    except Exception as error:  # one that is no refusal of a setting is raised again
         message = refusal(error)
         if message is None:
             raise

@@ -82,7 +82,8 @@ class Database:
     @classmethod
     def _connected(cls, path: Path) -> sqlite3.Connection:
         try:
-            return sqlite3.connect(path, isolation_level=None)
+            # one thread at a time uses it; the last one, which closes it, may be one in which garbage was collected
+            return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         except sqlite3.OperationalError as error:
             raise durable.WriteError.of(path, 0, OSError(errno.EACCES, str(error))) from error
 

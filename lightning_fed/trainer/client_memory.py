@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -161,10 +162,18 @@ def _size(count: int) -> str:
 
 def _discard(store: DiskStore) -> None:
     """Remove a store that nothing refers to any more: checkpoints have links to its records of their own."""
-    if store.is_mine:
-        store.close()
-        shutil.rmtree(store.folder, ignore_errors=True)
-        _remove_if_unused(store.folder.parent)
+    if not store.is_mine:
+        return
+    if threading.current_thread() is threading.main_thread():
+        _close_and_remove(store)
+    else:  # garbage may be collected in a thread of the store itself, which cannot wait for its own end
+        threading.Thread(target=_close_and_remove, args=(store,)).start()
+
+
+def _close_and_remove(store: DiskStore) -> None:
+    store.close()
+    shutil.rmtree(store.folder, ignore_errors=True)
+    _remove_if_unused(store.folder.parent)
 
 
 def _remove_if_unused(folder: Path) -> None:

@@ -51,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     assert os.listdir(tmp_path / "runs") == ["run"]
     assert set(os.listdir(tmp_path)) <= {"runs", "cache"}
-    assert not os.path.exists("/tmp/lightning-fed-escaped")
+    assert not os.path.exists("/lightning-fed-escaped")
 
 
 def test_csv(run: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,24 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert len([path for path in folder.iterdir() if path.is_dir()]) == 1
     del trainer, server
     gc.collect()
+    assert not folder.exists()
+
+
+def test_a_store_may_be_collected_in_another_thread(tmp_path: Path) -> None:
+    """Garbage is collected in whatever thread allocates, that of a store included."""
+    trainer, server = fit("disk", tmp_path, rounds=1)
+    folder = checkpoint(trainer).parent / "client_memory"
+    gone = threading.Thread(target=gc.collect)
+    gc.disable()
+    try:
+        del trainer, server
+        gone.start()
+        gone.join()
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():  # what closes the store
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(10)
     assert not folder.exists()
 
 
