@@ -7,6 +7,22 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class DualSteps:
+    r"""Dual step :math:`\sigma` and server step :math:`\lambda` of a primal-dual method, for its stability.
+
+    Args:
+        gain: :math:`ab = \sigma\lambda`.
+        rate: :math:`a = \sigma\tau`, with :math:`\tau` the planned sum of step sizes of a visit, or 1 / penalty if
+            ``solved``; None if unknown.
+        solved: whether visits are to solve a local problem, rather than to take so many steps.
+    """
+
+    gain: float
+    rate: float | None = None
+    solved: bool = False
+
+
+@dataclass(frozen=True)
 class Traits:
     """Facts about an algorithm that decide how rounds are run, checked and assessed.
 
@@ -21,6 +37,8 @@ class Traits:
             schedulers by step are stepped ahead and then reset.
         sends_changes: whether messages are changes of a client variable whose sum the server keeps, so that a
             part of a change that compression drops must be sent later.
+        dual_steps: steps of a method whose server adds duals of all clients to the mean of a cohort; their stability
+            depends on sampling and weights, which is checked before a run. None for other methods.
 
     >>> from lightning_fed.algorithms import FedADMM
     >>> FedADMM(eta=2.0).traits.penalty, FedADMM().traits.everybody
@@ -35,6 +53,7 @@ class Traits:
     full_start: bool = False
     plans_steps: bool = False
     sends_changes: bool = False
+    dual_steps: DualSteps | None = None
 
     @property
     def plain_sgd(self) -> str | None:
