@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 from lightning_fed.core.validation import one_of, positive
 
 
@@ -89,4 +89,4 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(penalty=self.alpha)
+        return Traits(penalty=self.alpha, dual_steps=DualSteps(gain=1.0, rate=1.0, solved=True))

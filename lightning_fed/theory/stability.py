@@ -123,6 +123,28 @@ class Stability:
         inside = self.ab <= SAFE_SHARE * self.limit * (1 + SLACK) and self.ab < self.ceiling
         return self.theorem is not None or inside
 
+    def reason(self, who: object) -> str:
+        """Why ab should be at most ``largest_ab``; ``who`` names the client that decides."""
+        if self.ceiling <= SAFE_SHARE * self.limit:
+            bound = "2" if self.ceiling == 2 else f"2 (1 - a) = {self.ceiling:.3g}"
+            return f"ab must be below {bound}, even if everybody takes part in every round"
+        return (
+            f"client {who!r} has {self.weight:.3g} of the weight and is drawn with probability {self.probability:.3g},"
+            f" so ab should be at most {self.largest_ab:.3g}, half of the limit {self.limit:.3g}"
+        )
+
+    @property
+    def cures(self) -> list[str]:
+        """Changes that make the run safe, each with the largest ab or b that it allows."""
+        found = [f"dual_step * server_step of FedPrimalDual at most {self.largest_ab:.3g}"]
+        if self.largest_b is not None and not self.steps.solved:
+            found = [f"b at most {self.largest_b:.3g}" if self.largest_b > 0 else "a below 1"]
+        if self.by_weight >= self.ab:
+            found.append(f"draws by weight, sampler=Systematic(size, weights), for ab up to {self.by_weight:.3g}")
+        if self.uniform >= self.ab:
+            found.append(f'weights="uniform", for ab up to {self.uniform:.3g}')
+        return found
+
 
 def stability_of(steps: DualSteps, weights: Sequence[float] | Vector, sampler: Sampler) -> Stability:
     """Assess the steps of an algorithm, ``algorithm.traits.dual_steps``, with one weight per client.
