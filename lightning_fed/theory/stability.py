@@ -17,8 +17,18 @@ from typing import Literal
 import numpy as np
 
 from lightning_fed.core.traits import DualSteps
-from lightning_fed.sampling import Blocks, Sampler, Systematic, Uniform
-from lightning_fed.theory.cohort_weight import Vector, cohort_weight, normalised
+from lightning_fed.sampling import (
+    Available,
+    Bernoulli,
+    Blocks,
+    DoublyUniform,
+    Full,
+    NonemptyBernoulli,
+    Sampler,
+    Systematic,
+    Uniform,
+)
+from lightning_fed.theory.cohort_weight import Vector, cohort_weight, largest_cohort, normalised
 
 Theorem = Literal["A", "B"]
 
@@ -185,12 +195,13 @@ def _theorem(steps: DualSteps, w: Vector, sampler: Sampler) -> Theorem | None:
         return "A"
     if not steps.solved or a > 1:
         return None
-    b, size = steps.gain / a, _fixed_size(sampler, w.size)
-    equal_weights = bool(np.allclose(w, 1 / w.size, rtol=SLACK, atol=0))
-    if equal_weights and size is not None and b <= 2 / (2 - a * size / w.size) * (1 + SLACK):
+    b, equal = steps.gain / a, bool(np.allclose(w, 1 / w.size, rtol=SLACK, atol=0))
+    size = _fixed_size(sampler, w.size)
+    if equal and size is not None and b <= 2 / (2 - a * size / w.size) * (1 + SLACK):
         return "B"
-    one_by_weight = type(sampler) is Systematic and sampler.size == 1 and np.allclose(p, w, rtol=SLACK, atol=0)
-    return "B" if one_by_weight and abs(b - 1) <= SLACK else None
+    one_by_weight = largest_cohort(sampler, w.size) == 1 and np.allclose(p, w, rtol=SLACK, atol=0)
+    share_is_weight = one_by_weight or (equal and _exchangeable(sampler))
+    return "B" if share_is_weight and abs(b - 1) <= SLACK else None
 
 
 def _fixed_size(sampler: Sampler, n: int) -> int | None:
@@ -199,3 +210,10 @@ def _fixed_size(sampler: Sampler, n: int) -> int | None:
     if type(sampler) is Blocks:
         sizes = {len(block) for block in sampler.partition(n)}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def _exchangeable(sampler: Sampler) -> bool:
+    """Whether all cohorts of one size are equally likely."""
+    if type(sampler) is Available:
+        return isinstance(sampler.chance, (int, float)) and _exchangeable(sampler.base)
+    return type(sampler) in (Full, Uniform, DoublyUniform, Bernoulli, NonemptyBernoulli) and sampler.symmetric

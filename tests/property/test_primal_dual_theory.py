@@ -98,18 +98,25 @@ def test_theorem_b_needs_its_condition_on_the_step():
     assert (case.expected() > case.V(case.x_bar, case.y)).any()
 
 
-def test_weights_are_covered_at_b_1_if_a_client_s_mean_share_of_cohorts_is_its_weight():
+UNEQUAL = np.array([0.1, 0.5, 0.15, 0.25])
+#: laws in which a client's mean share of a cohort is its weight: one client by weight, or any size with equal weights
+SHARES = {"one by weight": (UNEQUAL, replaced(1, UNEQUAL)), "any size": (np.full(4, 0.25), nonempty([0.3] * 4))}
+
+
+@pytest.mark.parametrize("law", SHARES)
+def test_any_law_is_covered_at_b_1_if_a_client_s_mean_share_of_a_cohort_is_its_weight(law):
     rng, n, a, tau = np.random.default_rng(2), 4, 0.4, 1.7
-    f, w = LogCosh.draw(rng, n), np.array([0.1, 0.5, 0.15, 0.25])
+    w, cohorts, f = SHARES[law][0], everyone(SHARES[law][1], n), LogCosh.draw(rng, n)
+    p = np.array([sum(q for s, q in cohorts if i in s) for i in range(n)])
     best = f.optimum(w)
     star = f.grad(np.full(n, best))
     x_bar, y = best + rng.normal(size=STATES), star + rng.normal(size=(STATES, n))
     d = f.solve(x_bar[:, None], -y, 1 / tau) - x_bar[:, None]
 
     def V(x_bar, y):  # noqa: N802 - the theorem's letter
-        return (x_bar + tau * (y @ w) - best) ** 2 + tau**2 * ((y - star) ** 2).sum(-1) / a  # w_i / p_i = 1
+        return (x_bar + tau * (y @ w) - best) ** 2 + tau**2 * ((y - star) ** 2 @ (w / (a * p)))
 
-    after = sum(w[i] * V(*server(x_bar, y, d, w, [i], a / tau, tau)) for i in range(n))
+    after = sum(q * V(*server(x_bar, y, d, w, s, a / tau, tau)) for s, q in cohorts)
     eta = tau * (y - star)
     falls = 2 * ((d + (x_bar - best)[:, None]) * (eta - d)) @ w + (eta @ w) ** 2 + (1 - a) * (d**2 @ w)
     assert (after <= V(x_bar, y) - falls + 1e-9).all()
@@ -119,7 +126,7 @@ def test_weights_are_covered_at_b_1_if_a_client_s_mean_share_of_cohorts_is_its_w
 @pytest.mark.parametrize("a", [0.1, 0.6, 1.0])
 def test_theorem_b_prime_never_increases_with_g_and_any_weights(a):
     rng, n, lam, l1 = np.random.default_rng(3), 4, 0.8, 0.4
-    f, w, sigma = LogCosh.draw(rng, n), np.array([0.1, 0.5, 0.15, 0.25]), a / lam
+    f, w, sigma = LogCosh.draw(rng, n), UNEQUAL, a / lam
     best = f.optimum(w, l1)
     star = f.grad(np.full(n, best))
     x_bar, y = best + rng.normal(size=STATES), star + rng.normal(size=(STATES, n))
@@ -150,7 +157,7 @@ LAWS = {
 @pytest.mark.parametrize(("a", "b"), [(0.1, 3.0), (1.0, 1.0)])
 def test_theorem_c_decreases_for_losses_that_are_not_convex(law, a, b):
     rng, n, steps, l1 = np.random.default_rng(4), 4, 5, 0.3
-    f, w, cohorts = Sines.draw(rng, n), np.array([0.1, 0.5, 0.15, 0.25]), everyone(LAWS[law], n)
+    f, w, cohorts = Sines.draw(rng, n), UNEQUAL, everyone(LAWS[law], n)
     p_min = min(sum(p for s, p in cohorts if i in s) for i in range(n))
     chi = max(sum(p / w[s].sum() for s, p in cohorts if i in s) for i in range(n))  # mean share / weight
 

@@ -145,11 +145,19 @@ def test_equal_weights_with_solved_local_problems_are_covered_by_a_theorem(sampl
     assert found.theorem == ("A" if sampler == Full() else "B")
 
 
-def test_no_theorem_covers_unequal_weights_or_cohorts_of_random_size():
+@pytest.mark.parametrize("law", [Bernoulli(0.1), NonemptyBernoulli(0.1), Available(Uniform(2), chance=0.5)], ids=str)
+def test_cohorts_of_random_size_are_covered_at_b_1(law):
+    assert stability_of(LINE, np.ones(30), law).theorem == "B"
+    assert stability_of(DualSteps(0.5, 0.5, solved=True), np.ones(30), law).theorem == "B"
+    assert stability_of(DualSteps(0.51, 0.5, solved=True), np.ones(30), law).theorem is None
+    assert stability_of(LINE, HEAVY, law).theorem is None
+
+
+def test_no_theorem_covers_unequal_weights():
     assert not stability_of(LINE, HEAVY, Uniform(10)).safe
     assert stability_of(LINE, HEAVY, Full()).theorem == "A"
     assert stability_of(LINE, HEAVY, Systematic(1, HEAVY.tolist())).theorem == "B"
-    assert stability_of(LINE, np.ones(30), Bernoulli(0.1)).theorem is None
+    assert stability_of(LINE, np.ones(30), Bernoulli([0.1] * 29 + [0.2])).theorem is None
     assert stability_of(LINE, np.ones(30), Blocks(7)).theorem is None
     beyond = DualSteps(gain=1.5, rate=0.5, solved=True)  # b = 3
     assert stability_of(beyond, np.ones(30), Uniform(1)).theorem is None
