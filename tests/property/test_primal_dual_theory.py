@@ -98,6 +98,21 @@ def test_theorem_b_needs_its_condition_on_the_step():
     assert (case.expected() > case.V(case.x_bar, case.y)).any()
 
 
+@pytest.mark.parametrize("steps", [(0.5, 1.0, 2, 4), (0.3, 0.5, 3, 4), (0.1, 3.0, 2, 5)], ids=str)
+def test_theorem_b_has_a_linear_rate(steps):
+    case = ExactRounds(5, *steps, small=True)
+    mu, L, a, b, r = float(case.f.mu.min()), case.f.L, case.a, case.b, case.r
+    if case.G:  # strictly inside the condition
+        case.tau *= 0.8 * L / (L + mu)
+        case.x = case.f.solve(case.x_bar[:, None], -case.y, 1 / case.tau)
+    c_x, c_eta = 2 * b * case.tau * mu * L / (mu + L), 2 * b / (case.tau * (mu + L)) - case.G
+    M = 6 * b**2 + 2 * r**2 + (b + case.G + b * abs(r)) / (a * case.s)
+    theta = min(c_x / 6, c_eta / (2 * M), (b + case.G) * (1 - a) / (6 + 2 * M))
+    before = case.V(case.x_bar, case.y)
+    assert 0 < theta < 1
+    assert (case.expected() <= (1 - theta) * before + 1e-9 * (1 + before)).all()
+
+
 UNEQUAL = np.array([0.1, 0.5, 0.15, 0.25])
 #: laws in which a client's mean share of a cohort is its weight: one client by weight, or any size with equal weights
 SHARES = {"one by weight": (UNEQUAL, replaced(1, UNEQUAL)), "any size": (np.full(4, 0.25), nonempty([0.3] * 4))}
@@ -188,3 +203,23 @@ def test_theorem_c_decreases_for_losses_that_are_not_convex(law, a, b):
         new, duals = server(x_bar, y, d, w, s, a / tau, lam, l1)
         after, moved = after + p * V(new, duals), moved + p * (new - x_bar) ** 2
     assert (after <= V(x_bar, y) - lam * C * (q**2 @ w) - moved / (4 * lam) + 1e-10).all()
+
+
+def test_the_table_of_what_practice_is_covered():
+    """Steps that Theorems B and C allow at a = 0.1, as docs/primal_dual.md prints them."""
+    a = 0.1
+
+    def by_c(b, s):
+        return s * (1 - (1 - a) ** 2) / np.sqrt(48) / (1 + 1 / b + a) / b
+
+    def by_b(b, s):
+        return 2 * a * s / (2 * (b - 1) - a * b * s)
+
+    assert np.round([by_c(3, 1 / 3), by_c(5, 1 / 3)], 4).tolist() == [0.0021, 0.0014]
+    assert np.round([by_b(3, 1 / 3), by_b(5, 1 / 3), by_b(3, 1), by_b(5, 1)], 4).tolist() == [
+        0.0171,
+        0.0085,
+        0.0541,
+        0.0267,
+    ]
+    assert round(2 / (2 - a / 3), 3) == 1.017
