@@ -146,7 +146,7 @@ class Stability:
     @property
     def cures(self) -> list[str]:
         """Changes that make the run safe, each with the largest ab or b that it allows."""
-        found = [f"dual_step * server_step of FedPrimalDual at most {self.largest_ab:.3g}"]
+        found = [f"sigma * lam of FedPrimalDual at most {self.largest_ab:.3g}"]
         if self.largest_b is not None and not self.steps.solved:
             found = [f"b at most {self.largest_b:.3g}" if self.largest_b > 0 else "a below 1"]
         if self.by_weight >= self.ab:

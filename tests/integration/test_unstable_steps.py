@@ -85,7 +85,7 @@ def test_equal_weights_are_not_warned_of_with_one_client_per_round(data: Federat
     [
         FedADMM(mean="active", weights="samples"),
         FedADMM(mean="active", weights="samples", eta="auto"),
-        FedPrimalDual(rho=0.3, dual_step=0.3, server_step=1 / 0.3, weights="samples"),
+        FedPrimalDual(rho=0.3, sigma=0.3, lam=1 / 0.3, weights="samples"),
         Compressed(FedADMM(mean="active", weights="samples"), Quantize(64)),
     ],
     ids=repr,
@@ -93,7 +93,7 @@ def test_equal_weights_are_not_warned_of_with_one_client_per_round(data: Federat
 def test_the_line_of_one_penalty_has_ab_1(data: FederatedDataModule, algorithm: Any) -> None:
     (text,) = set_up(data, algorithm, clients_per_round=10)
     assert "ab = dual step * server step = 1:" in text
-    assert "dual_step * server_step of FedPrimalDual at most 0.679" in text
+    assert "sigma * lam of FedPrimalDual at most 0.68," in text
 
 
 def test_the_cures_that_are_named_cure(data: FederatedDataModule) -> None:
