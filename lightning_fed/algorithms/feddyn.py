@@ -92,4 +92,8 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(penalty=self.alpha, dual_steps=DualSteps(gain=1.0, rate=1.0, solved=True))
+        return Traits(penalty=self.alpha)
+
+    @property
+    def dual_steps(self) -> DualSteps:
+        return DualSteps(gain=1.0, rate=1.0, solved=True)

@@ -127,10 +127,10 @@ class FedPrimalDual(Algorithm[ServerState, ClientState, Message]):
     @property
     def traits(self) -> Traits:
         requires = {"plain_sgd": self._why} if self._plans else {}
-        return Traits(penalty=self.rho, plans_steps=self._plans, requires=requires, dual_steps=self._dual_steps)
+        return Traits(penalty=self.rho, plans_steps=self._plans, requires=requires)
 
     @property
-    def _dual_steps(self) -> DualSteps | None:
+    def dual_steps(self) -> DualSteps | None:
         """Their product; None if one of them only is given, so that it depends on the length of a visit."""
         if self.sigma is None and self.lam is None:
             return DualSteps(self.a * self.b, rate=self.a)

@@ -37,8 +37,6 @@ class Traits:
             schedulers by step are stepped ahead and then reset.
         sends_changes: whether messages are changes of a client variable whose sum the server keeps, so that a
             part of a change that compression drops must be sent later.
-        dual_steps: steps of a method whose server adds duals of all clients to the mean of a cohort; their stability
-            depends on sampling and weights, which is checked before a run. None for other methods.
 
     >>> from lightning_fed.algorithms import FedADMM
     >>> FedADMM(eta=2.0).traits.penalty, FedADMM().traits.everybody
@@ -53,7 +51,6 @@ class Traits:
     full_start: bool = False
     plans_steps: bool = False
     sends_changes: bool = False
-    dual_steps: DualSteps | None = None
 
     @property
     def plain_sgd(self) -> str | None:

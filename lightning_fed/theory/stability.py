@@ -157,7 +157,7 @@ class Stability:
 
 
 def stability_of(steps: DualSteps, weights: Sequence[float] | Vector, sampler: Sampler) -> Stability:
-    """Assess the steps of an algorithm, ``algorithm.traits.dual_steps``, with one weight per client.
+    """Assess the steps of an algorithm, ``algorithm.dual_steps``, with one weight per client.
 
     >>> heavy = [0.25] + 29 * [0.75 / 29]
     >>> found = stability_of(DualSteps(gain=0.3, rate=0.1), heavy, Uniform(1))          # a = 0.1, b = 3

@@ -115,10 +115,10 @@ def _check_batches(data: FederatedDataModule, work: LocalWork) -> None:
 
 def _warn_of_instability(data: FederatedDataModule, algorithm: Algorithm[Any, Any, Any], sampler: Sampler) -> None:
     """Warn of dual and server steps that this sampling and these weights may not bear."""
-    if algorithm.traits.dual_steps is None:
+    if algorithm.dual_steps is None:
         return
     weights = [algorithm.weight(data.num_examples(cid)) for cid in data.client_ids]
-    found = stability_of(algorithm.traits.dual_steps, weights, sampler)
+    found = stability_of(algorithm.dual_steps, weights, sampler)
     if not found.safe:
         warnings.warn(
             f"{type(algorithm).__name__} may diverge with ab = dual step * server step = {found.ab:.3g}:"
