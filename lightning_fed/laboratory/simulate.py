@@ -198,7 +198,12 @@ def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solv
 
 
 def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
-    if algorithm.traits.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
+    steps = [solver for solver in solvers if isinstance(solver, GradientDescent)]
+    if algorithm.traits.plain_sgd and any(solver.momentum for solver in steps):
+        raise ValueError(
+            f"{type(algorithm).__name__} needs plain gradient steps; omit momentum=. ({algorithm.traits.plain_sgd})"
+        )
+    if algorithm.traits.plain_sgd and any(solver.until is not None for solver in steps):
         raise ValueError(
             f"{type(algorithm).__name__} asks for steps, not for a minimiser, so a tolerance has no meaning."
             f" Omit until=. ({algorithm.traits.plain_sgd})"
@@ -207,7 +212,8 @@ def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver
 
 def _planned_lr_sum(solvers: Sequence[Solver], weights: Sequence[float]) -> float:
     """The planned sum of step sizes of a visit, as the weighted mean over clients; nan without gradient steps."""
-    planned = [s.steps * s.lr if isinstance(s, GradientDescent) else float("nan") for s in solvers]
+    plain = [isinstance(s, GradientDescent) and not s.momentum for s in solvers]
+    planned = [s.steps * s.lr if is_plain else float("nan") for s, is_plain in zip(solvers, plain, strict=True)]
     if len(set(planned)) == 1:
         return planned[0]  # not rounded by taking a mean
     return sum(w * length for w, length in zip(weights, planned, strict=True)) / sum(weights)
