@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Every algorithm with its defaults, and further hyper-parameters to try; the table also has the best by train loss.
-#: Left out are equal runs: FedDRII (equal to FedDR), and other steps of FedDR (equal to FedADMM).
+#: Left out are equal runs: FedDRII (equal to FedDR), other steps of FedDR (equal to FedADMM), and FedNova (equal to
+#: FedAvg, because all clients take as many steps).
 FAMILY: dict[str, tuple[str, ...]] = {
     "FedADMM": ("FedADMM:eta=0.1",),
     "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # as in the reproduced experiments
@@ -27,6 +28,10 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedDyn": ("FedDyn:alpha=0.1",),
     "FedAvg": ("FedAvg:weights=uniform",),
     "FedProx": ("FedProx:mu=0.01", "FedProx:mu=1"),
+    "FedAvgM": ("FedAvgM:beta=0.5",),
+    "FedAdam": ("FedAdam:server_lr=0.03",),
+    "FedYogi": ("FedYogi:server_lr=0.03",),
+    "FedAdagrad": ("FedAdagrad:server_lr=0.3",),
     "Scaffold": (),
     "FedMid": (),
     "FedDualAvg": (),
