@@ -16,6 +16,7 @@ from lightning_fed.algorithms.fedmid import FedMid
 from lightning_fed.algorithms.fednova import FedNova
 from lightning_fed.algorithms.fedpaq import FedPAQ
 from lightning_fed.algorithms.fedpd import FedPD
+from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.algorithms.fedprox import FedProx
 from lightning_fed.algorithms.fedsplit import FedSplit
 from lightning_fed.algorithms.fedyogi import FedYogi
@@ -40,6 +41,7 @@ __all__ = [
     "FedNova",
     "FedPAQ",
     "FedPD",
+    "FedPrimalDual",
     "FedProx",
     "FedSplit",
     "FedYogi",
