@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import references
+from helpers import references, server_references
 from helpers.problems import EACH, close, federations, identical, in_numpy, random_clients
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,9 +47,9 @@ def test_adaptive_servers_are_their_definitions(kind, federation, weights, beta1
     clients, x0, cohorts = federation
     decay = {} if kind is FedAdagrad else {"beta2": 0.8}
     ours = kind(server_lr=0.3, tau=0.05, beta1=beta1, weights=weights, **decay)
-    step = references.adaptive(kind.__name__, 0.3, 0.05, beta1, **decay)
+    step = server_references.adaptive(kind.__name__, 0.3, 0.05, beta1, **decay)
     how = counts_of(clients, weights), references.descent(STEPS, LR)
-    rows = references.fedopt(in_numpy(clients), x0, cohorts, step, *how)
+    rows = server_references.fedopt(in_numpy(clients), x0, cohorts, step, *how)
     close(models(simulate(ours, clients, x0, cohorts=cohorts, solver=DESCENT)), [row.x_bar for row in rows])
 
 
@@ -60,8 +60,8 @@ def test_fedavgm_is_its_definition_and_without_momentum_fedavg(federation, weigh
     how = {"cohorts": cohorts, "solver": DESCENT}
     ours = simulate(FedAvgM(beta=beta, server_lr=0.7, weights=weights), clients, x0, **how)
     args = counts_of(clients, weights), references.descent(STEPS, LR)
-    rows = references.fedopt(
-        in_numpy(clients), x0, cohorts, lambda changes: 0.7 * references.decayed(beta, changes), *args
+    rows = server_references.fedopt(
+        in_numpy(clients), x0, cohorts, lambda changes: 0.7 * server_references.decayed(beta, changes), *args
     )
     close(models(ours), [row.x_bar for row in rows])
     if not beta:
@@ -152,7 +152,10 @@ def test_fednova_is_its_definition(local, tau_eff, federation, weights):
         nova(terms, tau_eff=tau_eff, weights=weights), clients, x0, cohorts=cohorts, solver=solvers(steps, terms)
     )
     how = {**terms, "tau_eff": tau_eff, "counts": counts_of(clients, weights)}
-    close(models(found), [row.x_bar for row in references.fednova(in_numpy(clients), x0, cohorts, steps, LR, **how)])
+    close(
+        models(found),
+        [row.x_bar for row in server_references.fednova(in_numpy(clients), x0, cohorts, steps, LR, **how)],
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 40])
@@ -162,7 +165,9 @@ def test_the_weight_of_all_gradients_in_closed_form(steps):
     momentum = (steps - b * (1 - b**steps) / (1 - b)) / (1 - b)
     assert Reach.of(steps, lr, momentum=b) == pytest.approx(lr * momentum, rel=1e-12)
     assert Reach.of(steps, lr, rho=mu) == pytest.approx((1 - (1 - lr * mu) ** steps) / mu, rel=1e-12)
-    assert Reach.of(steps, lr, b) == pytest.approx(lr * references.weights_of_gradients(steps, lr, b).sum(), rel=1e-12)
+    assert Reach.of(steps, lr, b) == pytest.approx(
+        lr * server_references.weights_of_gradients(steps, lr, b).sum(), rel=1e-12
+    )
 
 
 def test_step_sizes_and_momenta_that_change_are_counted_as_they_were():
@@ -186,7 +191,7 @@ def test_with_equal_numbers_of_steps_fednova_is_fedavg_or_fedprox(local, federat
     args = {"cohorts": cohorts, "solver": solvers([STEPS] * len(clients), LOCAL[local])}
     plain = simulate(FedProx(mu=terms.get("mu", 0.0), **how), clients, x0, **args)
     close(models(simulate(nova(terms, tau_eff="norm", **how), clients, x0, **args)), models(plain), 1e-12)
-    longer = STEPS / references.weights_of_gradients(STEPS, LR, **terms).sum()
+    longer = STEPS / server_references.weights_of_gradients(STEPS, LR, **terms).sum()
     scaled = simulate(FedProx(mu=terms.get("mu", 0.0), **{**how, "server_lr": 0.7 * longer}), clients, x0, **args)
     close(models(simulate(nova(terms, **how), clients, x0, **args)), models(scaled), 1e-12)
 
@@ -228,7 +233,7 @@ def test_stragglers_count_with_the_steps_that_they_took():
     taken = [[answer.steps for answer in by_client.values()] for by_client in history.answers]
     assert len({tuple(steps) for steps in taken}) > 2
     for k, steps in enumerate(taken):
-        (_, row) = references.fednova(
+        (_, row) = server_references.fednova(
             in_numpy(clients), history.server[k].x_bar, [range(4)], steps, LR, counts=counts_of(clients, "samples")
         )
         close(history.server[k + 1].x_bar, row.x_bar, 1e-13)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from helpers.modules import LeastSquares, Witness, least_squares, quiet_trainer
 
 from lightning_fed import FederatedServer, GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedNova
+from lightning_fed.local.steps.in_place import FusedStep
 from lightning_fed.sampling import Uniform
 from lightning_fed.transforms import TopK
 
@@ -46,6 +48,17 @@ def test_local_momentum_is_counted_as_in_simulate(engine: Any, tau_eff: Any) -> 
     assert any(len(set(taken)) > 1 for taken in steps)
     for k, x_bar in enumerate(witness.x_bar, start=1):
         assert torch.allclose(x_bar, history.server[k].x_bar, atol=1e-12, rtol=0), f"round {k}"
+
+
+def test_steps_in_place_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    (data, quadratics), witness, algorithm = least_squares(), Witness(), FedNova(mu=2.0, stragglers=0.6)
+    monkeypatch.setattr("lightning_fed.trainer.eligibility.LARGE_MODEL", 1)
+    with mock.patch.object(FusedStep, "_update", autospec=True, side_effect=FusedStep._update) as taken:
+        server = FederatedServer(algorithm, local_steps=STEPS, evaluate_every=0, seed=7, engine="sequential")
+        quiet_trainer(server, ROUNDS, callbacks=[witness]).fit(Optimised(), datamodule=data)
+    assert taken.called
+    history = simulate(algorithm, quadratics, witness.x0, rounds=ROUNDS, solver=GradientDescent(STEPS, LR), seed=7)
+    assert torch.allclose(witness.x_bar[-1], history.x_bar, atol=1e-12, rtol=0)
 
 
 def test_a_schedule_by_step_is_counted_step_by_step() -> None:
