@@ -32,12 +32,13 @@ from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.step_sizes import StepSizePlan
+from lightning_fed.package import watch_mixtures
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO
-from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
+from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
@@ -104,6 +105,7 @@ class FederatedServer(FederatedCallback):
         store_dir: str | Path | None = None,
         on_client_error: OnError | Retry | FailurePolicy = "raise",
     ) -> None:
+        watch_mixtures()  # here too, because the other package may have been imported after lightning_fed
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
@@ -185,6 +187,7 @@ class FederatedServer(FederatedCallback):
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         if stage == "fit":
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
         if self.figure:

@@ -25,6 +25,7 @@ from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 from lightning_fed.local.schedule import planned_steps
+from lightning_fed.package import TRAINER
 from lightning_fed.server import FederatedServer
 from lightning_fed.theory.advice import Advice, CurvatureRange, advise
 from lightning_fed.trainer.eligibility import plain_lr
@@ -182,7 +183,7 @@ def main(args: list[str] | None = None) -> None:
     options, others = parser.parse_known_args(sys.argv[2:] if args is None else args)
     if options.steps < 0:
         parser.error(f"argument --steps: must be a whole number >= 0, got {options.steps}")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    logging.getLogger(TRAINER).setLevel(logging.ERROR)
     cli = build(others, cli=AdviseCLI, run=False)
     surveyor = Surveyor(options.clients, options.steps)
     server = next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedServer))

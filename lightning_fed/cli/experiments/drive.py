@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tqdm.auto import tqdm
 
 from lightning_fed.cli.experiments.run import Run
+from lightning_fed.package import TRAINER
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
 
@@ -19,8 +20,8 @@ def drive(runs: Sequence[Run]) -> None:
     # Huge pages for large vectors halve the time of a step of the network, where each gradient is a new allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("WANDB_SILENT", "true")  # its messages would break the bar
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    logging.getLogger(TRAINER).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=TRAINER)
     try:
         _go(runs)
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
