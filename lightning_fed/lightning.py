@@ -9,19 +9,19 @@ the table with the imports (tests/integration/test_lightning_door.py).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchmetrics import Metric
 
-from lightning_fed.package import ROOTS, SUPPORTED, TRAINER, check_lightning_version, load, watch_mixtures
+from lightning_fed.package import ROOTS, TRAINER, check_lightning_version, load, watch_mixtures
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
     from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
-    from lightning_fabric.utilities.warnings import PossibleUserWarning
     from pytorch_lightning.callbacks import (
         BatchSizeFinder,
         Checkpoint,
@@ -60,7 +60,6 @@ else:
     watch_mixtures()
 
 __all__ = [
-    "SUPPORTED",
     "ArgsType",
     "AsyncCheckpointIO",
     "BatchSizeFinder",
@@ -78,7 +77,6 @@ __all__ = [
     "ModelCheckpoint",
     "ModelPruning",
     "PassThroughProfiler",
-    "PossibleUserWarning",
     "Precision",
     "ProgressBar",
     "ResultCollection",
@@ -117,10 +115,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_overridden(name: str, instance: object, parent: type | None = None) -> bool:
-    """Whether a class has its own version of a method of Lightning; also for callbacks that are no ``pl.Callback``.
-
-    Lightning calls any object in the list of callbacks, but refuses to compare one that is none of its own classes.
-    """
+    """Whether a class has its own version of a method of Lightning; Lightning's own raises for foreign callbacks."""
     known = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
     if instance is None or parent is not None or isinstance(instance, known):
         return bool(is_overridden_in(name, instance, parent))
@@ -273,6 +268,21 @@ def before_transfer(module: pl.LightningModule, batch: Any) -> Any:
 def leaves_bar(callback: TQDMProgressBar | RichProgressBar) -> bool:
     """Whether a progress bar stays on the screen after each epoch."""
     return bool(callback._leave)
+
+
+class RichBar(RichProgressBar):
+    """Lightning's rich bar, with public names for private methods that are overridden here."""
+
+    describe: Callable[[int], str]  # the text before the bar of an epoch
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return self.describe(current_epoch)
+
+
+def rich_settings(callback: RichProgressBar) -> dict[str, Any]:
+    """The arguments with which a rich bar was made."""
+    given = callback.refresh_rate, callback._leave, callback.theme, callback._console_kwargs
+    return dict(zip(("refresh_rate", "leave", "theme", "console_kwargs"), given, strict=True))
 
 
 def update_count(metric: Metric) -> int:

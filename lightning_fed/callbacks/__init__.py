@@ -5,6 +5,7 @@ from lightning_fed.callbacks.dropouts import Dropouts
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.rich_progress import FederatedRichProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
 from lightning_fed.callbacks.tolerance import LocalTolerance
@@ -16,6 +17,7 @@ __all__ = [
     "Dropouts",
     "FederatedCallback",
     "FederatedProgressBar",
+    "FederatedRichProgressBar",
     "FinalFigure",
     "LocalTolerance",
     "Sparsity",

@@ -46,6 +46,8 @@ PRIVATE = {
     "_param_requires_grad_state": lambda trainer: pl.LightningModule(),
     "_metric_attributes": lambda trainer: pl.LightningModule(),
     "_on_before_batch_transfer": lambda trainer: pl.LightningModule,
+    "_console_kwargs": lambda trainer: RichProgressBar(),
+    "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
     "_update_count": lambda trainer: MeanMetric(),
     "_computed": lambda trainer: MeanMetric(),
