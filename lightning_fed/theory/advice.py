@@ -6,7 +6,7 @@ The rules are measured, not proved; :mod:`~lightning_fed.theory.guarantee` has w
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from lightning_fed.algorithms.fedadmm import AUTO, FedADMM, Mean
 from lightning_fed.algorithms.fedavg import FedAvg
 from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.core.algorithm import Algorithm, Weights
+from lightning_fed.core.memory import ClientId
 from lightning_fed.prox import Zero
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.stability import Stability, stability_of
@@ -37,7 +38,7 @@ class Run:
     Args:
         algorithm: the algorithm that the run has now.
         sampler: draws its cohorts.
-        examples: number of training samples of every client.
+        examples: number of training samples, by client.
         rounds: number of rounds, inf if there is no limit.
         local_steps: median of the planned local steps of a visit.
         lr: the advised learning rate; None if local steps are not plain gradient steps.
@@ -46,7 +47,7 @@ class Run:
 
     algorithm: AnyAlgorithm
     sampler: Sampler
-    examples: Sequence[int]
+    examples: Mapping[ClientId, int]
     rounds: float
     local_steps: int
     lr: float | None
@@ -72,7 +73,9 @@ class Run:
         """Whether an algorithm's dual and server steps suit the run's sampling and its weights; None without such."""
         if algorithm.dual_steps is None:
             return None
-        return stability_of(algorithm.dual_steps, [algorithm.weight(count) for count in self.examples], self.sampler)
+        return stability_of(
+            algorithm.dual_steps, [algorithm.weight(count) for count in self.examples.values()], self.sampler
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +139,7 @@ def _admm(run: Run, mean: Mean, weights: Weights) -> Recommendation:
             "mean": where,
             "eta": f"{share:g} / tau with tau = {of} = {tau:.3g}: a visit of that length acts like a proximal step of"
             " penalty 1 / tau.",
-            "start": "From the client's own last model, visits of this length do not reach the server's model.",
+            "start": "Visits of this length are too short to lead from the client's own last model to the server's.",
         },
     )
 
@@ -151,13 +154,13 @@ def _separate(run: Run, weights: Weights, line: Stability) -> Recommendation:
     if not found.safe:
         algorithm = FedPrimalDual(a=A, b=_rounded(found.largest_b, down=True), g=run.inner.g, weights=weights)
         b = "The largest that is safe with these weights and this sampling."
-    heavy = max(range(len(run.examples)), key=lambda i: run.examples[i])
-    share = run.examples[heavy] / sum(run.examples)
+    heavy = max(run.examples, key=lambda cid: run.examples[cid])
+    share = run.examples[heavy] / sum(run.examples.values())
     return Recommendation(
         algorithm,
         {
-            "algorithm": f"One client has {share:.0%} of the samples. With weights by samples FedADMM's single eta"
-            f" gives ab = 1, and only {line.largest_ab:.2g} is safe here; separate steps give a * b ="
+            "algorithm": f"Client {heavy!r} has {share:.0%} of the samples. With weights by samples the single eta of"
+            f" FedADMM gives ab = 1, and only {line.largest_ab:.2g} is safe here; separate steps give a * b ="
             f' {algorithm.a * algorithm.b:.2g}. (With weights="uniform": FedADMM.)',
             "a": "Dual steps of a / tau: slow duals do not disturb a model that moves fast.",
             "b": b,
@@ -184,7 +187,8 @@ def cautions(
         found.append(Caution("diverges", f"{text} largest. Use lr below {2 / (L + rho):.2g}."))
     stability = run.stability(algorithm)
     if stability is not None and not stability.safe:
-        text = f"ab = dual step * server step = {stability.ab:.3g} may diverge: {stability.reason(stability.client)}."
+        why = stability.reason(list(run.examples)[stability.client])
+        text = f"ab = dual step * server step = {stability.ab:.3g} may diverge: {why}."
         found.append(Caution("unsafe", f"{text} Largest safe ab: {stability.largest_ab:.3g}."))
     if run.visits < FEW_VISITS and not isinstance(inner, FedAvg):
         found.append(Caution("few_visits", f"{_few(run)} Use FedAvg or FedProx, or more rounds or larger cohorts."))

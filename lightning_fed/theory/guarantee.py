@@ -24,6 +24,7 @@ class CurvatureRange:
         steps: number of gradient steps between the two points.
         lowest: lowest curvature of any measured client at either point; NaN if it is unknown.
         method: "hessian" (power iteration) or "differences" (of gradients).
+        clients: number of clients that were measured.
     """
 
     at_start: float
@@ -31,6 +32,7 @@ class CurvatureRange:
     steps: int
     lowest: float
     method: str
+    clients: int = 1
 
     @property
     def L(self) -> float:  # noqa: N802 - the paper's letter

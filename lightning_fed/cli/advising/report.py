@@ -63,7 +63,10 @@ def lr_reason(measured: Measured) -> str:
     if trial is None:
         return "Not tried: the run's own."
     losses = ", ".join(f"{one.lr:g}: {one.loss:.3g}" for one in sorted(trial.tried, key=lambda one: -one.lr))
-    what = f"Training loss of {trial.clients} clients, {trial.start:.3g} at first, after {trial.rounds} visits by lr: {losses}."
+    what = (
+        f"Training loss of {trial.clients} clients, {trial.start:.3g} at first, after {trial.rounds} visit(s) each, by"
+        f" lr: {losses}."
+    )
     if trial.conclusive:
         return f"{what} The lowest; the smaller of two that are alike."
     if trial.best.loss < trial.start:
@@ -74,7 +77,7 @@ def lr_reason(measured: Measured) -> str:
 def as_text(found: Finding) -> str:
     """Recommendation first, then reasons, guarantees, warnings, and the command."""
     run, lines = found.run, []
-    sizes = f"{min(run.examples)} to {max(run.examples)} samples"
+    sizes = f"{min(run.examples.values())} to {max(run.examples.values())} samples"
     rounds = "unlimited" if math.isinf(run.rounds) else f"{run.rounds:g}"
     lines += [
         f"{len(run.examples)} clients of {sizes}, {run.per_round:g} per round, {rounds} rounds,"
@@ -106,8 +109,9 @@ def guarantee_text(found: Finding) -> str:
     return (
         f"FedADMM's theorem covers mean='all' with eta >= {bound.eta:.3g} (2.4 L and a tenth), lr = 1 / (L + eta) ="
         f" {bound.lr:.2g} and local problems solved ({bound.local_steps} full gradient steps shrink their gradient"
-        f" tenfold). L = {curvature.L:.3g} is measured on {found.measured.clients} clients by {by} ({curvature.at_start:.3g}"
-        f" at the first model, {curvature.later:.3g} after {curvature.steps} gradient steps): a lower bound."
+        f" tenfold). L = {curvature.L:.3g} is measured on {curvature.clients} clients by {by}"
+        f" ({curvature.at_start:.3g} at the first model, {curvature.later:.3g} after {curvature.steps} gradient steps):"
+        " a lower bound. Nothing is proved of the recommendation above."
     )
 
 
@@ -127,9 +131,8 @@ def as_json(found: Finding) -> str:
         ],
         "command": found.command,
         "measured": {
-            "clients": measured.clients,
             "of": len(found.run.examples),
-            "samples": [min(found.run.examples), max(found.run.examples)],
+            "samples": [min(found.run.examples.values()), max(found.run.examples.values())],
             "parameters": measured.parameters,
             "local_steps": measured.local_steps,
             "tau": measured.tau,

@@ -58,15 +58,15 @@ class Settings:
         """Values by key; a command that changes a class keeps settings of the same name, so that these are named."""
         own, old = described(self.algorithm), described(self.replaced)
         found: dict[str, Any] = {} if self.lr_key is None else {self.lr_key: self.lr}
+        if self.key == INNER:
+            return {**found, INNER: own}  # a command cannot name parts of what is so deep
         before = old["init_args"]
         if own["class_path"] != old["class_path"]:
-            found[self.key] = own["class_path"].removeprefix("lightning_fed.algorithms.")
+            found[OUTER] = own["class_path"].removeprefix("lightning_fed.algorithms.")
             shared: dict[str, Any] = dict.fromkeys(before)
             before = {**described(type(self.algorithm)())["init_args"], **shared}
-        for name, value in own["init_args"].items():
-            if name not in before or before[name] != value:
-                found[f"{self.key}{'' if self.key == OUTER else '.init_args'}.{name}"] = value
-        return found
+        changed = {name: value for name, value in own["init_args"].items() if before.get(name) != value}
+        return {**found, **{f"{OUTER}.{name}": value for name, value in changed.items()}}
 
     def config(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The config ``base``, or ``base: FILE``, with the settings in it."""

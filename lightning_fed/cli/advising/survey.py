@@ -22,6 +22,10 @@ from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.theory.guarantee import CurvatureRange
+from lightning_fed.trainer.eligibility import LARGE_MODEL
+
+#: Number of clients of a large model whose curvature is measured.
+FEW = 2
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,6 @@ class Measured:
     """What :class:`Surveyor` has measured.
 
     Args:
-        clients: number of clients that were measured.
         parameters: number of the model's trained parameters.
         curvature: of the measured clients' losses.
         local_steps: median of the planned local steps of a visit.
@@ -38,7 +41,6 @@ class Measured:
         trial: of learning rates, if there was one.
     """
 
-    clients: int
     parameters: int
     curvature: CurvatureRange
     local_steps: int
@@ -77,11 +79,9 @@ class Surveyor(pl.Callback):
         ids = trainer.datamodule.client_ids  # type: ignore[attr-defined]
         drawn = numpy_generator(loop.server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         chosen = [ids[i] for i in sorted(drawn)]
-        self.tell(f"Measuring the curvature of {len(chosen)} clients' losses ...")
         curvature = self._curvature(trainer, chosen)
         trial = LearningRateTrial(trainer, chosen, self.rounds, self.tell)
         self.measured = Measured(
-            clients=len(chosen),
             parameters=trial.layout.numel,
             curvature=curvature,
             local_steps=round(statistics.median(planned_batches(trainer, loop.server.local_work).values())),
@@ -100,6 +100,8 @@ class Surveyor(pl.Callback):
     def _curvature(self, trainer: pl.Trainer, chosen: list[ClientId]) -> CurvatureRange:
         module = trainer.lightning_module
         layout, parameters = Layout.of(module), parameters_of(module)
+        chosen = chosen if layout.numel < LARGE_MODEL else chosen[:FEW]  # of a large model it takes minutes
+        self.tell(f"Measuring the curvature of {len(chosen)} clients' losses ...")
         first = clones(parameters)
         try:
             here = _curvatures(trainer, layout, chosen)
@@ -119,23 +121,19 @@ class Surveyor(pl.Callback):
             at_start=L,
             later=max(curvature.L for curvature in there),
             steps=self.steps,
-            lowest=min(curvature.lowest for curvature in here + there),
+            lowest=min(curvature.lowest for curvature in here + there),  # NaN if unknown
             method="differences" if any(c.method == "differences" for c in here + there) else "hessian",
+            clients=len(chosen),
         )
 
 
 def _curvatures(trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> list[Any]:
+    """The curvature of each client's loss; roughly, and without the lowest, for a large model."""
     loop: Any = trainer.fit_loop
+    large = layout.numel >= LARGE_MODEL
+    how: dict[str, Any] = {"iterations": 10 if large else 50, "tolerance": 1e-2 if large else 1e-3, "lowest": not large}
     return [
-        client_curvature(
-            trainer,
-            layout,
-            cid,
-            torch_generator(loop.server.seed, "advise", cid),
-            iterations=50,
-            tolerance=1e-3,
-            lowest=True,
-        )
+        client_curvature(trainer, layout, cid, torch_generator(loop.server.seed, "advise", cid), **how)
         for cid in chosen
     ]
 

@@ -109,7 +109,7 @@ def _found(
 ) -> Finding:
     data = cli.datamodule
     lr, now = measured.advised_lr if measured.plain else None, server.algorithm
-    examples = [data.num_examples(cid) for cid in data.client_ids]
+    examples = {cid: data.num_examples(cid) for cid in data.client_ids}
     tau = {name: own * measured.advised_lr / measured.lr for name, own in measured.tau.items()}
     run = Run(now, server.sampler, examples, cli.rounds, measured.local_steps, lr, tau)
     advice = recommend(run, options.mean, options.weights)
