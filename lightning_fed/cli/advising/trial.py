@@ -9,19 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.algorithms import FedAvg
 from lightning_fed.core.layout import Layout, average_buffers, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast
-from lightning_fed.data.survey import survey
+from lightning_fed.data.partition import labels_of
 from lightning_fed.engines import DivergenceError
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.evaluation.evaluate import client_losses
-from lightning_fed.lightning import pl
+from lightning_fed.lightning import isolate_rng, pl
 from lightning_fed.local.server_snapshot import Workspace
+from lightning_fed.trainer.data_streams import undisturbed
 from lightning_fed.trainer.hooks import Visit
 
 #: Of two learning rates whose losses fall alike, up to this share of the fall, the smaller is chosen.
@@ -88,6 +91,18 @@ def neighbours(lr: float) -> tuple[float, float]:
     power = math.floor(math.log10(lr))
     grid = [float(f"{digit}e{power + shift}") for shift in (-2, -1, 0, 1, 2) for digit in (1, 3)]
     return max(x for x in grid if x < lr / 1.7), min(x for x in grid if x > lr * 1.7)
+
+
+def entropy(labels: NDArray[Any]) -> float:
+    """The least mean cross entropy of a model that ignores its inputs, in nats; NaN for targets that are no classes.
+
+    >>> round(entropy(np.array([1, 1, 7, 7])), 4), entropy(np.array([0.1, 0.2]))
+    (0.6931, nan)
+    """
+    if np.issubdtype(labels.dtype, np.floating) and not np.array_equal(labels, np.rint(labels)):
+        return math.nan
+    share = np.unique(labels, return_counts=True)[1] / labels.size
+    return float(-(share * np.log(share)).sum())
 
 
 class LearningRateTrial:
@@ -177,13 +192,16 @@ class LearningRateTrial:
         return sum(losses.values()) / len(losses)
 
     def _constant(self) -> float:
-        """The mean loss of models that know a client's frequencies of classes alone: the entropy, in nats."""
-        data: Any = self.trainer.datamodule
-        labels = survey(data).labels
-        if labels is None:
-            return math.nan
-        rows = [data.client_ids.index(cid) for cid in self.clients]
-        return sum(math.log(float(labels.effective_classes[row])) for row in rows) / len(rows)
+        """The mean loss of models that know a client's frequencies of classes alone; NaN if there are no classes."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        found = []
+        for cid in self.clients:
+            with undisturbed(data, cid, "train"), isolate_rng():
+                try:
+                    found.append(entropy(labels_of(data.client_dataset(cid))))
+                except ValueError:
+                    return math.nan
+        return sum(found) / len(found)
 
     @contextmanager
     def _undone(self) -> Iterator[Workspace]:
