@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lightning_fed.core.failures import Failure
+from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
 from lightning_fed.core.problem import Question
@@ -52,6 +53,8 @@ class RoundReport:
     """What happened in a committed round.
 
     ``cohort`` is the one of the last of its ``attempts``; ``failures`` has the clients that failed in any of them.
+    ``worst_clients`` has the worst client by metric, such as "test_loss", if the round was evaluated
+    (:class:`~lightning_fed.callbacks.ClientEvaluation` fills it in ``on_round_end``).
     """
 
     round: int
@@ -60,6 +63,7 @@ class RoundReport:
     metrics: dict[str, float]
     failures: dict[ClientId, Failure] = field(default_factory=dict)
     attempts: int = 1
+    worst_clients: dict[str, ClientId] = field(default_factory=dict)
 
     @property
     def local_loss(self) -> float:
@@ -104,8 +108,13 @@ class FederatedCallback(pl.Callback):
     ) -> None:
         """After a client's local work; the module holds the client's model. Nothing is committed yet."""
 
-    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
-        """Before the round is committed; the module holds the server's new model. An error here undoes the round."""
+    def on_round_played(
+        self, trainer: pl.Trainer, module: pl.LightningModule, round: int, federation: Federation
+    ) -> None:
+        """Before the round is committed; the module holds the server's new model. An error here undoes the round.
+
+        ``federation`` is as it will be after the commit, for reading only.
+        """
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
