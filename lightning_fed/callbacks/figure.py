@@ -58,7 +58,8 @@ class FinalFigure(pl.Callback):
             {**trained, **self._validated} if trained else trainer.callback_metrics
         )  # a resumed round has only these
         self._validated = {}
-        self.history.append({"round": trainer.current_epoch, **{name: float(v) for name, v in metrics.items()}})
+        numbers = {name: float(v) for name, v in metrics.items() if v.numel() == 1}
+        self.history.append({"round": trainer.current_epoch, **numbers})
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(trainer)

@@ -137,10 +137,14 @@ def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
     """Gradient of the weighted mean of the clients' losses at the model the module holds."""
     population = sum(federation.weights.values())
     shares = {cid: weight / population for cid, weight in federation.weights.items()}
-    return sum(
-        (share * client_gradient(trainer, federation.layout, cid) for cid, share in shares.items()),
-        torch.zeros_like(federation.x0),
-    )
+    total = torch.zeros_like(federation.x0)
+    for cid, share in shares.items():
+        try:
+            total = total + share * client_gradient(trainer, federation.layout, cid)
+        except Exception as error:  # a user's step may raise anything
+            where = f"The gradient of the loss on the train data of client {cid!r}"
+            raise EvaluationError(f"{where}: {type(error).__name__}: {error}") from error
+    return total
 
 
 def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
