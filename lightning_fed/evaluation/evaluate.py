@@ -88,7 +88,7 @@ def _evaluate_together(
     """Evaluate many clients of a small model together, sample by sample; None if the module does not declare both:
 
     ``stackable``, a step is a function of batch, parameters and buffers; ``loss_is_mean``, it treats every sample by
-    itself (docs/speed.md). A step that logs anything else is told, and clients are evaluated one by one.
+    itself (docs/speed.md). None also, with the reason in the log, if the step logs what is no mean or sum over samples.
     """
     module = trainer.lightning_module
     step = loss_step(module, split)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain, count
 
 #: Figures over clients that are logged beside the mean of a metric: its name with these at the end.
@@ -17,6 +18,7 @@ _LOWER = frozenset({"loss", "error", "mae", "mse", "rmse", "perplexity"})
 _HIGHER = frozenset({"acc", "accuracy", "f1", "auroc", "precision", "recall", "r2"})
 
 
+@lru_cache(maxsize=1024)  # asked for every client
 def short_name(logged: str) -> str:
     """The name without its stage, in letters, digits and underscores, which every logger takes.
 
