@@ -88,7 +88,7 @@ class FedADMM(Forwarding):
                 )
 
     @cached_property
-    def inner(self) -> Algorithm[Any, Any, Any]:  # type: ignore[override]  # a property, computed once
+    def inner(self) -> Algorithm[Any, Any, Any]:
         """The method with this mean."""
         if self.eta == "auto":
             raise ValueError(f"{self._why} Run it by Trainer.fit or simulate, which plan it, or give a number.")
