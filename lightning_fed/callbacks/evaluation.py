@@ -208,7 +208,8 @@ class ClientEvaluation(FederatedCallback):
     def _log_tables(self, trainer: pl.Trainer, measured: _Measured, spreads: Mapping[str, Spread], round: int) -> None:
         self._tabled = round
         worst = [f"{name} {s.worst:.4g} ({label_of(s.client)})" for name, s in spreads.items() if s.client is not None]
-        log.info("Worst clients of round %d: %s", round, ", ".join(worst))
+        if worst:
+            log.info("Worst clients of round %d: %s", round, ", ".join(worst))
         if measured.own is None:  # there is no logger
             return
         log_clients(trainer, _federation(trainer), measured.splits, measured.own, round)

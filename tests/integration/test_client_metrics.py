@@ -21,6 +21,7 @@ from helpers.wandb_reader import OfflineRun, read_run, wandb_at
 from numpy.typing import NDArray
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanAbsoluteError, Metric, MetricCollection, R2Score
@@ -300,6 +301,14 @@ def test_every_metric_has_a_histogram_over_clients(run: Run) -> None:
     for name in (f"{kind}_{metric}" for kind in ("val", "own") for metric in METRICS):
         (*_, histogram) = run.tracked.series(f"clients/{name}").values()
         assert sum(histogram["values"]) == sum(row[name] is not None for row in rows), name
+
+
+def test_every_figure_reaches_tensorboard_under_its_name(run: Run) -> None:
+    events = EventAccumulator(str(run.folder / "board" / "version_0"))
+    events.Reload()
+    logged = {name for name in run.trainer.callback_metrics if name.startswith("federated/val_")}
+    assert "federated/val_rmse_by_batch_worst_decile" in logged
+    assert logged <= set(events.Tags()["scalars"])
 
 
 def test_a_table_by_metric_has_spreads_and_worst_clients(run: Run) -> None:
