@@ -348,6 +348,20 @@ def test_a_metric_without_a_worse_side_has_a_band_of_its_deviation() -> None:
     assert {y for _, y in band.get_paths()[0].vertices} == {2.5, 3.5}
 
 
+def test_own_models_are_those_of_the_played_round_in_every_store(tmp_path: Path) -> None:
+    tables = []
+    for store in ("memory", "disk"):
+        server = FederatedServer(FedADMM(), clients_per_round=5, local_steps=2, seed=1, figure=False, store=store)
+        logger, evaluation = CSVLogger(tmp_path, store), ClientEvaluation(table_every_n_rounds=1)
+        options = {"logger": logger, "callbacks": [evaluation], "limit_val_batches": 0}
+        trainer = quiet_trainer(server, 2, **options)
+        trainer.fit(Regression(), datamodule=regression())
+        tables.append(rows_of(Path(logger.log_dir) / "clients_table.csv"))
+    assert tables[0] == tables[1]
+    first = [row for row in tables[0] if row["step"] == "0"]
+    assert sum(not blank(row["own_mae"]) for row in first) == sum(row["visits"] == "1" for row in first) == 5
+
+
 @pytest.mark.parametrize(("spread", "splits"), [("none", []), ("all", ["train", "val"])])
 def test_spread_chooses_whose_spread_is_logged(spread: Any, splits: list[str]) -> None:
     server = FederatedServer(FedADMM(), clients_per_round=1, local_steps=1, figure=False)
