@@ -109,8 +109,8 @@ class TheoryMeter(FederatedCallback):
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""
         server, facts = trainer.fit_loop.server, {}
-        # eta="auto" is a number once there is a federation; before round 0 its penalty is 0
-        traits = (server.algorithm if server.federation is None else server.federation.algorithm).traits
+        algorithm = server.algorithm if server.federation is None else server.federation.algorithm
+        traits = algorithm.traits  # before the first round, eta="auto" is not yet a number and its penalty 0
         rho, alpha = traits.penalty, traits.relaxation
         clients = min(self.clients, len(trainer.datamodule.client_ids))
         measured = f"as L is at least {L:.4g} on {clients} clients after {server.rounds_done} rounds"
