@@ -98,7 +98,7 @@ def test_divergence_counts_as_pruned_with_its_reason() -> None:
     study.optimize(objective, n_trials=1)
     assert study.trials[0].state == TrialState.PRUNED
     assert "round 0, client 'c0'" in str(reasons[0])
-    assert "finite" in str(reasons[0])
+    assert "is nan" in str(reasons[0])
 
 
 class Overflowing(Net):
