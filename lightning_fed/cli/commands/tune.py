@@ -18,13 +18,13 @@ from lightning_fed.cli.commands.reproduce import whole_number
 from lightning_fed.cli.experiments.drive import quiet, resumable
 from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.cli.tuning import report
-from lightning_fed.cli.tuning.config import Config, read_config, resolve
+from lightning_fed.cli.tuning.config import Config, read_config, resolve, try_config
 from lightning_fed.cli.tuning.halving import Halving, ranking
 from lightning_fed.cli.tuning.journal import Journal, Trial
 from lightning_fed.cli.tuning.plan import Budget, Objective, Plan, parse_bytes, rungs
-from lightning_fed.cli.tuning.space import GRAMMAR, read_space
+from lightning_fed.cli.tuning.space import GRAMMAR, arguments, read_space
 from lightning_fed.cli.tuning.study import StudyFile
-from lightning_fed.cli.tuning.trial import Runner, arguments
+from lightning_fed.cli.tuning.trial import Runner
 from lightning_fed.store import Lease
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure, log_table
 
@@ -45,10 +45,19 @@ def main(args: list[str] | None = None) -> None:
     quiet()
     try:
         import_optuna("lightning-fed tune")
+        space, objective = read_space(asked.space, asked.search), Objective(asked.objective, asked.maximize)
         if asked.rounds is not None:
             others = [*others, f"--trainer.max_epochs={asked.rounds}"]
         config = read_config(others)
-        plan = _plan(asked, config, others)
+        plan = Plan(
+            resolve(space, config, others),
+            asked.trials,
+            asked.reduction,
+            _budget(asked, config),
+            objective,
+            asked.sampler,
+            asked.seed,
+        )
     except (ImportError, ValueError) as error:
         parser.error(str(error))
     with Lease(asked.out):
@@ -98,18 +107,6 @@ def _two_or_more(text: str) -> int:
     return int(text)
 
 
-def _plan(asked: argparse.Namespace, config: Config, others: Sequence[str]) -> Plan:
-    return Plan(
-        space=resolve(read_space(asked.space, asked.search), config, others),
-        trials=asked.trials,
-        reduction=asked.reduction,
-        budget=_budget(asked, config),
-        objective=Objective(asked.objective, asked.maximize),
-        sampler=asked.sampler,
-        seed=asked.seed,
-    )
-
-
 def _budget(asked: argparse.Namespace, config: Config) -> Budget:
     if asked.bytes is not None and (asked.rounds is not None or asked.min_rounds is not None):
         raise ValueError("Give the budget in --rounds or in --bytes, not in both; --trainer.max_epochs limits rounds.")
@@ -152,23 +149,21 @@ def _warn_of_moving_objective(plan: Plan) -> None:
 
 def _report(plan: Plan, journal: Journal, trials: Sequence[Trial], args: Sequence[str]) -> None:
     folder, best = journal.folder, ranking(trials, plan)[0]
-    configs = [Path(text) for text in _configs(args)]
-    base = read_config(["--config", str(configs[0])]) if configs else {}
     own = read_config([*args, *arguments(best.settings)])
     report.write_csv(trials, plan, folder / "table.csv")
-    (folder / "best.yaml").write_text(
-        report.best_config(own, base, configs[0] if configs else None, folder / "best.yaml")
-    )
+    first = _first_config(args)
+    base = None if first is None else try_config(["--config", str(first)])
+    (folder / "best.yaml").write_text(report.best_config(own, base, first, folder))
     report.figure(trials, plan, title(plan, own)).savefig(folder / "tune.png", dpi=120)
     print(f"\n{report.table(trials, plan)}\n")
     print(f"Table:  {folder / 'table.csv'}\nFigure: {folder / 'tune.png'}\nStudy:  {folder / 'optuna.log'}")
     print(f"Best:   lightning-fed fit --config {folder / 'best.yaml'}\n        {report.command(args, best)}")
 
 
-def _configs(args: Sequence[str]) -> list[str]:
-    """Values of ``--config``."""
-    found = [arg.partition("=")[2] for arg in args if arg.startswith("--config=")]
-    return found + [value for arg, value in itertools.pairwise(args) if arg == "--config"]
+def _first_config(args: Sequence[str]) -> Path | None:
+    """The first value of ``--config``."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    return next((Path(value) for arg, value in itertools.pairwise(words) if arg == "--config"), None)
 
 
 def title(plan: Plan, config: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from lightning_fed.cli.main import FederatedCLI, build
 from lightning_fed.cli.refusals import one_line
-from lightning_fed.cli.tuning.space import Parameter, as_text
+from lightning_fed.cli.tuning.space import Parameter, arguments, as_text
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
 
 #: Keys that a tune sets itself.
@@ -36,7 +36,8 @@ class ConfigCLI(FederatedCLI):
 
     def read_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         self.config = parser.parse_args(args)  # type: ignore[arg-type]  # always a list
-        self.given_seed = self.config.seed_everything  # Lightning replaces true by a number
+        if isinstance(seed := self.config.seed_everything, bool):
+            parser.error(f"seed_everything: trials must be repeatable. Give a whole number, not {seed}.")
 
     def build_classes(self) -> None:
         """Build nothing."""
@@ -60,32 +61,58 @@ def read_config(args: Sequence[str]) -> Config:
     config = cli.plain()
     if config.get("ckpt_path") is not None:
         raise ValueError("ckpt_path: trials start at round 0, and resume from their own checkpoints. Leave it out.")
-    if isinstance(cli.given_seed, bool):
-        raise ValueError(f"seed_everything: trials must be repeatable. Give a whole number, not {cli.given_seed}.")
     return config
+
+
+def try_config(args: Sequence[str]) -> Config | None:
+    """The resolved config; None if the arguments do not suffice for one."""
+    try:
+        cli = build(list(args), cli=ConfigCLI, run=False)
+    except ArgumentError:
+        return None
+    assert isinstance(cli, ConfigCLI)
+    return cli.plain()
 
 
 def resolve(space: Sequence[Parameter], config: Config, args: Sequence[str]) -> tuple[Parameter, ...]:
     """The parameters with the full keys of the config, in an order in which none overrides another."""
-    found = [Parameter(full_key(config, p.key), p.kind, p.values) for p in space]
-    for parameter, given in zip(found, space, strict=True):
-        _check(parameter, given.key, config, args)
-    keys = [parameter.key for parameter in found]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ValueError(f"{key} is searched twice. Give it once.")
-    return tuple(sorted(found, key=lambda parameter: sum(parameter.key.startswith(f"{key}.") for key in keys)))
+    given = {full_key(config, parameter.key): parameter for parameter in space}
+    if len(given) < len(space):
+        keys = [full_key(config, parameter.key) for parameter in space]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} is searched twice. Give it once.")
+    for key, parameter in given.items():
+        _check_ownership(key, parameter.key)
+    ordered = sorted(given, key=lambda key: sum(key.startswith(f"{other}.") for other in given))
+    found = tuple(Parameter(key, given[key].kind, given[key].values) for key in ordered)
+    if not _accepts_together(found, args):
+        for parameter in found:
+            _check_values(parameter, given[parameter.key].key, config, args)
+    return found
 
 
-def _check(parameter: Parameter, given: str, config: Config, args: Sequence[str]) -> None:
-    """Refuse a key that a tune sets itself, one that the config does not have, and values of another type."""
+def _check_ownership(key: str, given: str) -> None:
     for own in (*OWN, *LIMITS):
-        if parameter.key == own or parameter.key.startswith(f"{own}."):
+        if key == own or key.startswith(f"{own}."):
             instead = "Use --rounds or --bytes" if own in LIMITS else "Leave it out"
             raise ValueError(f"{given} cannot be searched: tune sets {own} itself. {instead}.")
+
+
+def _accepts_together(space: Sequence[Parameter], args: Sequence[str]) -> bool:
+    """Whether the parser takes every value of every parameter, several at a time, because parsing is slow."""
+    for i in range(max(len(parameter.values) for parameter in space)):
+        chosen = {parameter.key: parameter.values[min(i, len(parameter.values) - 1)] for parameter in space}
+        try:
+            build([*args, *arguments(chosen)], cli=ConfigCLI, run=False)
+        except ArgumentError:
+            return False
+    return True
+
+
+def _check_values(parameter: Parameter, given: str, config: Config, args: Sequence[str]) -> None:
+    """Refuse a key that the config does not have, and values of another type."""
     for value in parameter.values:
         try:
-            build([*args, f"--{parameter.key}={as_text(value)}"], cli=ConfigCLI, run=False)
+            build([*args, *arguments({parameter.key: value})], cli=ConfigCLI, run=False)
         except ArgumentError as error:
             if not has(config, parameter.key):
                 raise ValueError(_unknown(given, config)) from None

@@ -16,8 +16,7 @@ from lightning_fed.cli.tuning.config import Config
 from lightning_fed.cli.tuning.halving import ranking, short
 from lightning_fed.cli.tuning.journal import Trial
 from lightning_fed.cli.tuning.plan import Plan
-from lightning_fed.cli.tuning.space import labels
-from lightning_fed.cli.tuning.trial import arguments
+from lightning_fed.cli.tuning.space import arguments, labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,10 +70,14 @@ def write_csv(trials: Sequence[Trial], plan: Plan, path: Path) -> None:
         csv.writer(file).writerows([header, *rows(trials, plan)])
 
 
-def best_config(best: Config, base: Config, config: Path | None, path: Path) -> str:
-    """YAML of what ``best`` changes in ``base``, the config that the file ``config`` alone gives."""
-    named = {} if config is None else {"base": os.path.relpath(config, path.parent)}
-    return yaml.safe_dump({**named, **changes(base, best)}, sort_keys=False)
+def best_config(best: Config, base: Config | None, path: Path | None, folder: Path) -> str:
+    """YAML, for a file in ``folder``, of what ``best`` changes in ``base``, the config that the file ``path`` gives.
+
+    Without a base, which a file that is completed by arguments is none, everything is in it.
+    """
+    if base is None or path is None:
+        return yaml.safe_dump(best, sort_keys=False)
+    return yaml.safe_dump({"base": os.path.relpath(path, folder), **changes(base, best)}, sort_keys=False)
 
 
 def changes(base: Config, own: Config) -> Config:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
 from lightning_fed.cli.tuning.journal import Leg
 from lightning_fed.cli.tuning.plan import Budget, Objective
-from lightning_fed.lightning import Checkpoint, pl, validation_results_of
+from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_results_of
 from lightning_fed.server import FederatedServer
 
 
@@ -62,12 +63,15 @@ class Rung(FederatedCallback):
         self.known |= row.keys()
         self.rounds = int(row["round"]) + 1
         self.sent = int(row["federated/bytes_down"] + row["federated/bytes_up"])
-        self.stopped = trainer.should_stop and self.rounds >= (trainer.min_epochs or 0)
         if (value := row.get(self.objective.name)) is not None:
             if math.isfinite(value):
                 self.curve.append((self.rounds, self.sent, value))
             else:
                 self.diverged = f"{self.objective.name} is {value} after {self.rounds} rounds."
+
+    def decide(self, trainer: pl.Trainer) -> None:
+        """Stop at the rung, and note whether the fit would have ended here anyway."""
+        self.stopped = trainer.should_stop and self.rounds >= (trainer.min_epochs or 0)
         if self.diverged or self.reached:
             self._stop(trainer)
 
@@ -97,6 +101,23 @@ class Rung(FederatedCallback):
     def _stop(self, trainer: pl.Trainer) -> None:
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they would delay the stop
         trainer.should_stop = True
+
+
+class LegCheckpoint(ModelCheckpoint):
+    """Saves during long legs, in the file that the end of a leg writes too; lets the rung decide after each round.
+
+    Lightning calls checkpoints after all other callbacks, early stopping included.
+    """
+
+    def __init__(self, rung: Rung) -> None:
+        folder, name = rung.checkpoint.parent, rung.checkpoint.stem
+        every = timedelta(minutes=5)
+        super().__init__(folder, filename=name, train_time_interval=every, enable_version_counter=False)
+        self.rung = rung
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rung.decide(trainer)
+        super().on_train_epoch_end(trainer, pl_module)
 
 
 class UnknownMetricError(ValueError):

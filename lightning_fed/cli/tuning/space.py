@@ -100,6 +100,11 @@ def as_text(value: Value) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def arguments(settings: dict[str, Value]) -> list[str]:
+    """Settings as arguments of ``fit``."""
+    return [f"--{key}={as_text(value)}" for key, value in settings.items()]
+
+
 def read_space(path: Path | None, searches: list[str]) -> list[Parameter]:
     """The parameters of a YAML file, ``key: range``, and those of the command line, ``key=range``."""
     pairs: list[tuple[str, object]] = [] if path is None else list(_file(path).items())

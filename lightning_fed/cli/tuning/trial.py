@@ -7,7 +7,6 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -20,10 +19,10 @@ from lightning_fed.cli.refusals import one_line, refusal
 from lightning_fed.cli.tuning.config import ConfigCLI
 from lightning_fed.cli.tuning.journal import Journal, Leg, Trial
 from lightning_fed.cli.tuning.plan import Plan
-from lightning_fed.cli.tuning.rung import Rung, TestDataError, evaluate_at_rungs
-from lightning_fed.cli.tuning.space import Value, as_text
+from lightning_fed.cli.tuning.rung import LegCheckpoint, Rung, TestDataError, evaluate_at_rungs
+from lightning_fed.cli.tuning.space import arguments
 from lightning_fed.engines.failed_clients import is_divergence
-from lightning_fed.lightning import Checkpoint, ModelCheckpoint, WandbLogger
+from lightning_fed.lightning import Checkpoint, WandbLogger
 from lightning_fed.store.lease import LeaseError
 
 #: Replaces the config's settings: a trial has its own checkpoint, and tells of itself when it reaches a rung.
@@ -40,11 +39,6 @@ QUIET: dict[str, Any] = {
 OTHERS = (OSError, LeaseError, TestDataError)
 
 
-def arguments(settings: dict[str, Value]) -> list[str]:
-    """Settings as arguments of ``fit``."""
-    return [f"--{key}={as_text(value)}" for key, value in settings.items()]
-
-
 @dataclass(frozen=True)
 class Surroundings:
     """Where a trial runs, and under which name it is logged."""
@@ -52,14 +46,6 @@ class Surroundings:
     folder: Path
     name: str
     group: str
-
-
-class LegCheckpoint(ModelCheckpoint):
-    """Saves during long legs, in the file that the end of a leg writes too."""
-
-    def __init__(self, path: Path) -> None:
-        every = timedelta(minutes=5)
-        super().__init__(path.parent, filename=path.stem, train_time_interval=every, enable_version_counter=False)
 
 
 class TrialCLI(ConfigCLI):
@@ -145,7 +131,7 @@ class Runner:
             cli=TrialCLI,
             run=False,
             surroundings=Surroundings(folder, f"{self.name} trial {trial.number}", self.name),
-            trainer_defaults={"callbacks": [watch, LegCheckpoint(watch.checkpoint)]},
+            trainer_defaults={"callbacks": [watch, LegCheckpoint(watch)]},
         )
 
     def _after(self, error: Exception, watch: Rung) -> Leg:
