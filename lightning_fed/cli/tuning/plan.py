@@ -72,7 +72,7 @@ class Plan:
 
     def kept(self, rung: int) -> int:
         """Number of trials on a rung, if none fails."""
-        return max(1, self.trials // self.reduction**rung)
+        return max(1, self.trials // int(self.reduction**rung))
 
     def facts(self) -> dict[str, Any]:
         """The plan in plain values, to compare with that of an earlier command."""

@@ -113,7 +113,7 @@ def figure(trials: Sequence[Trial], plan: Plan, title: str) -> Figure:
         label = f"{rank + 1}. trial {trial.number}: {settings}" if rank < NAMED and trial.alive else None
         _curve(axes, trial, plan, label)
     by_rounds = plan.budget.unit == "rounds"
-    axes.xaxis.get_major_locator().set_params(integer=by_rounds)
+    axes.locator_params("x", integer=by_rounds)
     for level in plan.budget.levels[:-1]:
         axes.axvline(level if by_rounds else level / 1e6, color="0.8", linestyle=":", zorder=0)
     axes.set(xlabel="round" if by_rounds else "megabytes received and sent", ylabel=plan.objective.name)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
-from lightning_fed.cli.tuning.journal import Leg
+from lightning_fed.cli.tuning.journal import Leg, State
 from lightning_fed.cli.tuning.plan import Budget, Objective
 from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_results_of
 from lightning_fed.server import FederatedServer
@@ -85,7 +85,7 @@ class Rung(FederatedCallback):
             return self.diverging(self.diverged)
         if not self.curve:
             raise UnknownMetricError(self._unknown())
-        state = "reached" if self.reached and not self.stopped else "ended"
+        state: State = "reached" if self.reached and not self.stopped else "ended"
         return Leg(state, self.rounds, self.sent, self.curve[-1][2], curve=tuple(self.curve))
 
     def diverging(self, why: str) -> Leg:

@@ -74,12 +74,14 @@ def logger(given: Any, surroundings: Surroundings) -> Any:
     """The W&B logger of the config with the name and the group of the trial; False stays False."""
     if given is False:
         return False
-    found = next((each for each in given if _is_wandb(each)), None) if isinstance(given, list) else given
-    kept = found if _is_wandb(found) else Namespace(class_path="lightning_fed.tracking.AutoWandbLogger")
-    options = {**(kept.get("init_args") or Namespace()).as_dict()}
+    found = next((each for each in (given if isinstance(given, list) else [given]) if _is_wandb(each)), None)
+    path = "lightning_fed.tracking.AutoWandbLogger" if found is None else found.class_path
+    options = {} if found is None else {**vars(found.get("init_args", Namespace()))}  # type: ignore[no-untyped-call]
+    extra = {} if found is None else dict(found.get("dict_kwargs") or {})
     options |= {"name": surroundings.name, "save_dir": str(surroundings.folder)}
-    extra = {**(kept.get("dict_kwargs") or {}), "group": surroundings.group, "job_type": "tune"}
-    return Namespace(class_path=kept.class_path, init_args=Namespace(options), dict_kwargs=extra)
+    extra |= {"group": surroundings.group, "job_type": "tune"}
+    made = Namespace(class_path=path, init_args=Namespace(**options), dict_kwargs=extra)  # type: ignore[no-untyped-call]
+    return made
 
 
 def _is_wandb(given: Any) -> bool:
