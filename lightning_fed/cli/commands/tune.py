@@ -170,8 +170,7 @@ def title(plan: Plan, config: dict[str, Any]) -> str:
     """What was tuned, on which data, how."""
     algorithm, data = (config[a][b] for a, b in (("federated", "algorithm"), ("data", "class_path")))
     classes = algorithm["class_path"].rsplit(".", 1)[-1], data.rsplit(".", 1)[-1]
-    levels = ", ".join(plan.budget.name(level) for level in plan.budget.levels)
-    return f"{classes[0]} on {classes[1]}: {plan.trials} trials, rungs at {levels}"
+    return f"{classes[0]} on {classes[1]}: {plan.trials} trials, rungs at {plan.budget.names()}"
 
 
 def _log(plan: Plan, folder: Path, trials: Sequence[Trial], name: str, project: str) -> None:

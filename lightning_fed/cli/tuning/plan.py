@@ -24,6 +24,11 @@ class Budget:
     unit: Literal["rounds", "bytes"]
     levels: tuple[int, ...]
 
+    def names(self) -> str:
+        """All rungs in words."""
+        scale = 1 if self.unit == "rounds" else 1e6
+        return f"{', '.join(f'{level / scale:g}' for level in self.levels)} {'rounds' if scale == 1 else 'MB'}"
+
     def name(self, level: int) -> str:
         return f"{level} round{'s' * (level != 1)}" if self.unit == "rounds" else f"{level / 1e6:g} MB"
 
