@@ -13,6 +13,9 @@ from lightning_fed.cli.tuning.plan import Budget, Objective
 from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_results_of
 from lightning_fed.server import FederatedServer
 
+#: Time between the checkpoints of a long leg.
+EVERY = timedelta(minutes=5)
+
 
 class Rung(FederatedCallback):
     """Notes the objective of every round, and stops the fit and saves a checkpoint after the round that reaches a rung.
@@ -111,8 +114,7 @@ class LegCheckpoint(ModelCheckpoint):
 
     def __init__(self, rung: Rung) -> None:
         folder, name = rung.checkpoint.parent, rung.checkpoint.stem
-        every = timedelta(minutes=5)
-        super().__init__(folder, filename=name, train_time_interval=every, enable_version_counter=False)
+        super().__init__(folder, filename=name, train_time_interval=EVERY, enable_version_counter=False)
         self.rung = rung
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

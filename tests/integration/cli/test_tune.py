@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def die_before_entry(count: int) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def die_in_round(count: int) -> Callable[[pytest.MonkeyPatch], None]:
-    """Kill the process in the middle of a leg, in its round number ``count``."""
+    """Kill the process in the middle of a leg, in its round number ``count``; every round has a checkpoint."""
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         played, run_round = list[int](), FederatedServer.run_round
@@ -196,6 +197,7 @@ def die_in_round(count: int) -> Callable[[pytest.MonkeyPatch], None]:
             return run_round(self, *args)
 
         monkeypatch.setattr(FederatedServer, "run_round", dying)
+        monkeypatch.setattr("lightning_fed.cli.tuning.rung.EVERY", timedelta(microseconds=1))
 
     return patch
 
