@@ -7,6 +7,22 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
+class DualSteps:
+    r"""Dual step :math:`\sigma` and server step :math:`\lambda` of a primal-dual method, for its stability.
+
+    Args:
+        gain: :math:`ab = \sigma\lambda`.
+        rate: :math:`a = \sigma\tau`, with :math:`\tau` the planned sum of step sizes of a visit, or 1 / penalty if
+            ``solved``; None if unknown.
+        solved: whether visits are to solve a local problem, rather than to take so many steps.
+    """
+
+    gain: float
+    rate: float | None = None
+    solved: bool = False
+
+
+@dataclass(frozen=True)
 class Traits:
     """Facts about an algorithm that decide how rounds are run, checked and assessed.
 

@@ -21,6 +21,7 @@ from lightning_fed.lightning import (
     pl,
 )
 from lightning_fed.sampling import Sampler
+from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance
 from lightning_fed.trainer.eligibility import why_not_plain
 from lightning_fed.trainer.hooks import is_server
@@ -40,6 +41,7 @@ def check_setup(
     _check_data(trainer.datamodule)
     _check_sampler(trainer.datamodule.client_ids, algorithm, sampler)
     _check_batches(trainer.datamodule, work)
+    _warn_of_instability(trainer.datamodule, algorithm, sampler)
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -109,6 +111,20 @@ def _check_batches(data: FederatedDataModule, work: LocalWork) -> None:
                 " and drop_last=True would leave its epochs without batches. Use drop_last=False, a smaller batch_size,"
                 " or local_steps, whose batches are never short."
             )
+
+
+def _warn_of_instability(data: FederatedDataModule, algorithm: Algorithm[Any, Any, Any], sampler: Sampler) -> None:
+    """Warn of dual and server steps that this sampling and these weights may not bear."""
+    if algorithm.dual_steps is None:
+        return
+    weights = [algorithm.weight(data.num_examples(cid)) for cid in data.client_ids]
+    found = stability_of(algorithm.dual_steps, weights, sampler)
+    if not found.safe:
+        warnings.warn(
+            f"{type(algorithm).__name__} may diverge with ab = dual step * server step = {found.ab:.3g}:"
+            f" {found.reason(data.client_ids[found.client])} (docs/primal_dual.md). Use {', or '.join(found.cures)}.",
+            stacklevel=2,
+        )
 
 
 def _check_sgd(trainer: pl.Trainer, why: str, momentum: bool = False) -> None:
