@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +118,9 @@ class FederatedCallback(pl.Callback):
         ``federation`` is as it will be after the commit, for reading only.
         """
 
+    def on_round_error(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, error: Exception) -> None:
+        """After a round failed; it is not committed. May raise another error, which then ends the fit."""
+
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
 
@@ -130,6 +135,16 @@ def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a federated hook on every callback that has it."""
     for callback in listening(trainer, hook):
         getattr(callback, hook)(trainer, trainer.lightning_module, *args)
+
+
+@contextmanager
+def telling_of_errors(trainer: pl.Trainer, round: int) -> Iterator[None]:
+    """Tell callbacks of an error that ends a round, before Lightning handles it."""
+    try:
+        yield
+    except Exception as error:
+        notify(trainer, "on_round_error", round, error)
+        raise
 
 
 def reading(trainer: pl.Trainer, hook: str) -> list[Any]:
