@@ -31,7 +31,8 @@ class Traits:
         relaxation: the alpha of its Douglas-Rachford steps, 1 for plain ones; None where FedADMM's bounds do not apply.
         everybody: whether every client has to take part in every round.
         exchanges: how often the server asks the cohort in one round; the server's state knows which of them is due.
-        requires: what optimisers have to be, each with the reason: ``plain_sgd`` and ``no_weight_decay``.
+        requires: what optimisers have to be, each with the reason: ``plain_sgd``, ``sgd`` (momentum is
+            allowed) and ``no_weight_decay``.
         full_start: whether every client is asked once before round 0, as part of the initial state.
         plans_steps: whether ``broadcast`` needs the planned sum of step sizes, ``LocalWork.lr_sum``. To compute it,
             schedulers by step are stepped ahead and then reset.
@@ -56,6 +57,11 @@ class Traits:
     def plain_sgd(self) -> str | None:
         """Why local steps have to be plain gradient steps; None if any optimiser will do."""
         return self.requires.get("plain_sgd")
+
+    @property
+    def sgd(self) -> str | None:
+        """Why local steps have to be those of SGD, with or without momentum; None if any optimiser will do."""
+        return self.requires.get("sgd")
 
     @property
     def no_weight_decay(self) -> str | None:

@@ -12,28 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
 from lightning_fed.core.traits import DualSteps
-from lightning_fed.sampling import (
-    Available,
-    Bernoulli,
-    Blocks,
-    DoublyUniform,
-    Full,
-    NonemptyBernoulli,
-    Sampler,
-    Systematic,
-    Uniform,
-)
-from lightning_fed.theory.cohort_weight import Vector, cohort_weight, largest_cohort, normalised
-
-Theorem = Literal["A", "B"]
-
-#: Numbers within this relative distance count as equal, so that rounding decides nothing.
-SLACK = 1e-9
+from lightning_fed.sampling import Sampler, Systematic
+from lightning_fed.theory.cohort_weight import Vector, cohort_weight, normalised
+from lightning_fed.theory.coverage import SLACK, Theorem, ceiling_of, theorem_for
 
 #: The safe share of the limit, which is not proved to be the worst case.
 SAFE_SHARE = 0.5
@@ -72,6 +57,7 @@ def client_limits(weights: Sequence[float] | Vector, sampler: Sampler) -> Vector
     Where :math:`E[W \mid i \in S]` or p is known by bounds only, the value is the least one that they allow: g* grows
     with p, and first grows and then falls with c, so that its least value is at an end of the interval.
 
+    >>> from lightning_fed.sampling import Uniform
     >>> heavy = [0.25] + 29 * [0.75 / 29]
     >>> [round(float(client_limits(heavy, Uniform(size)).min()), 3) for size in (1, 2, 3, 5, 10)]
     [0.136, 0.274, 0.412, 0.683, 1.359]
@@ -114,7 +100,7 @@ class Stability:
     @property
     def ceiling(self) -> float:
         """The bound with everybody in every round: 2(1-a), or 2 for local problems that are solved."""
-        return _ceiling(self.steps)
+        return ceiling_of(self.steps)
 
     @property
     def largest_ab(self) -> float:
@@ -159,6 +145,7 @@ class Stability:
 def stability_of(steps: DualSteps, weights: Sequence[float] | Vector, sampler: Sampler) -> Stability:
     """Assess the steps of an algorithm, ``algorithm.dual_steps``, with one weight per client.
 
+    >>> from lightning_fed.sampling import Uniform
     >>> heavy = [0.25] + 29 * [0.75 / 29]
     >>> found = stability_of(DualSteps(gain=0.3, rate=0.1), heavy, Uniform(1))          # a = 0.1, b = 3
     >>> found.safe, found.client, round(found.limit, 3), round(found.largest_ab, 3), round(found.largest_b, 2)
@@ -179,41 +166,4 @@ def _assess(steps: DualSteps, w: Vector, sampler: Sampler) -> Stability:
     limits, p = client_limits(w, sampler), sampler.inclusion_probabilities(w.size)
     client = int(limits.argmin())
     decided = (float(limits[client]), client, float(w[client]), float(p[client]))
-    return Stability(steps, *decided, theorem=_theorem(steps, w, sampler))
-
-
-def _ceiling(steps: DualSteps) -> float:
-    return 2.0 if steps.solved or steps.rate is None else 2 * (1 - steps.rate)
-
-
-def _theorem(steps: DualSteps, w: Vector, sampler: Sampler) -> Theorem | None:
-    """The theorem whose conditions on steps, weights and sampling hold."""
-    a, p = steps.rate, sampler.inclusion_probabilities(w.size)
-    if a is None:
-        return None
-    if (p == 1).all() and steps.gain < _ceiling(steps) and a < 2:
-        return "A"
-    if not steps.solved or a > 1:
-        return None
-    b, equal = steps.gain / a, bool(np.allclose(w, 1 / w.size, rtol=SLACK, atol=0))
-    size = _fixed_size(sampler, w.size)
-    if equal and size is not None and b <= 2 / (2 - a * size / w.size) * (1 + SLACK):
-        return "B"
-    one_by_weight = largest_cohort(sampler, w.size) == 1 and np.allclose(p, w, rtol=SLACK, atol=0)
-    share_is_weight = one_by_weight or (equal and _exchangeable(sampler))
-    return "B" if share_is_weight and abs(b - 1) <= SLACK else None
-
-
-def _fixed_size(sampler: Sampler, n: int) -> int | None:
-    """Size of all cohorts of a sampling with equal probabilities; None if it varies."""
-    sizes = {sampler.size} if type(sampler) is Uniform else set()
-    if type(sampler) is Blocks:
-        sizes = {len(block) for block in sampler.partition(n)}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
-def _exchangeable(sampler: Sampler) -> bool:
-    """Whether all cohorts of one size are equally likely."""
-    if type(sampler) is Available:
-        return isinstance(sampler.chance, (int, float)) and _exchangeable(sampler.base)
-    return type(sampler) in (Full, Uniform, DoublyUniform, Bernoulli, NonemptyBernoulli) and sampler.symmetric
+    return Stability(steps, *decided, theorem=theorem_for(steps, w, sampler))

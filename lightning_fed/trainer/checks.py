@@ -127,19 +127,20 @@ def _warn_of_instability(data: FederatedDataModule, algorithm: Algorithm[Any, An
         )
 
 
-def _check_plain(trainer: pl.Trainer, why: str) -> None:
-    """Refuse local steps other than ``x - lr * gradient``."""
+def _check_sgd(trainer: pl.Trainer, why: str, momentum: bool = False) -> None:
+    """Refuse local steps other than ``x - lr * gradient``, and with ``momentum`` other than those of SGD."""
     found = None
     if not trainer.lightning_module.automatic_optimization:
         found = "manual optimisation"
     elif len(trainer.optimizers) != 1:
         found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
-    elif reason := why_not_plain(trainer.optimizers[0], decay=True):
+    elif reason := why_not_plain(trainer.optimizers[0], decay=True, momentum=momentum):
         found = reason
     elif trainer.gradient_clip_val:
         found = "gradient clipping"
     if found:
-        raise ValueError(f"Local steps must be plain SGD with one learning rate, got {found}. {why}")
+        kind = "SGD" if momentum else "plain SGD"
+        raise ValueError(f"Local steps must be {kind} with one learning rate, got {found}. {why}")
 
 
 def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, Any]) -> None:
@@ -162,7 +163,9 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
             " federation exist once per round. Use interval 'epoch'."
         )
     if algorithm.traits.plain_sgd is not None:
-        _check_plain(trainer, algorithm.traits.plain_sgd)
+        _check_sgd(trainer, algorithm.traits.plain_sgd)
+    if algorithm.traits.sgd is not None:
+        _check_sgd(trainer, algorithm.traits.sgd, momentum=True)
     decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}
     if decays and algorithm.traits.no_weight_decay is not None:
         raise ValueError(
