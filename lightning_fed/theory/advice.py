@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from lightning_fed.algorithms.fedadmm import AUTO, FedADMM, Mean
 from lightning_fed.algorithms.fedavg import FedAvg
 from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.core.algorithm import Algorithm, Weights
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.records import leaves_of
 from lightning_fed.prox import Zero
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.stability import Stability, stability_of
@@ -190,7 +193,7 @@ def cautions(
         why = stability.reason(list(run.examples)[stability.client])
         text = f"ab = dual step * server step = {stability.ab:.3g} may diverge: {why}."
         found.append(Caution("unsafe", f"{text} Largest safe ab: {stability.largest_ab:.3g}."))
-    if run.visits < FEW_VISITS and not isinstance(inner, FedAvg):
+    if run.visits < FEW_VISITS and leaves_of(inner.init_client(torch.zeros(1))):  # clients keep duals or the like
         found.append(Caution("few_visits", f"{_few(run)} Use FedAvg or FedProx, or more rounds or larger cohorts."))
     return found
 

@@ -88,6 +88,7 @@ def main(args: list[str] | None = None) -> None:
         parser.error(f"argument --write: {options.write} exists. Name a new file.")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     cli = build(others, cli=AdviseCLI, run=False)
+    others = _anew(others)
     surveyor = Surveyor(options.clients, options.steps, 0 if options.no_trial else options.trial_rounds, _tell)
     server = next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedServer))
     server.evaluate_every, server.figure = 0, False
@@ -100,7 +101,7 @@ def main(args: list[str] | None = None) -> None:
     print(as_json(found) if options.json else as_text(found))
     if options.write is not None:
         resolved = yaml.safe_load(cli.parser.dump(cli.asked, skip_none=False))
-        write(options.write, found.settings, others, resolved)
+        write(options.write, found.settings, others, {**resolved, "ckpt_path": None})
         _tell(f"Wrote {options.write}. To run it: lightning-fed fit --config {options.write}")
 
 
@@ -156,6 +157,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument_group("options of fit", "--config FILE, --federated.algorithm.eta=VALUE and all others")
     return parser
+
+
+def _anew(args: list[str]) -> list[str]:
+    """Arguments without a checkpoint: another algorithm cannot resume from it."""
+    after = ["", *args]
+    named = "--ckpt_path"
+    return [
+        word
+        for word, before in zip(args, after, strict=False)
+        if before != named and word != named and not word.startswith(f"{named}=")
+    ]
 
 
 def _whole(text: str) -> int:

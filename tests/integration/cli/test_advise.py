@@ -131,7 +131,8 @@ def test_everything_known_is_found(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_runs_what_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
-    found = advised(capsys, "--federated.algorithm.weights=samples")
+    found = advised(capsys, "--federated.algorithm.weights=samples", "--ckpt_path=last")
+    assert "--ckpt_path=last" not in found["command"]  # another algorithm cannot resume
     assert found["command"][:2] == ["lightning-fed", "fit"]
     server, module = fitted(*found["command"][2:])
     eta = found["recommended"]["init_args"]["eta"]

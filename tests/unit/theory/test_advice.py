@@ -10,7 +10,7 @@ from helpers.problems import LAW
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedPrimalDual, FedProx
+from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedMid, FedPrimalDual, FedProx
 from lightning_fed.algorithms.compressed import Compressed
 from lightning_fed.prox import L1
 from lightning_fed.sampling import Full, Uniform
@@ -82,6 +82,7 @@ def test_clients_that_are_seldom_seen_get_fedavg(rounds: float, expected: type[A
     assert type(found.algorithm) is expected
     assert ("few_visits" in codes(facts, FedADMM())) == (expected is FedAvg)
     assert not codes(facts, found.algorithm)
+    assert not codes(facts, FedMid())  # keeps nothing
     assert found.algorithm.weights == "uniform"  # the run's own
 
 
