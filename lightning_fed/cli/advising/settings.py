@@ -70,7 +70,7 @@ class Settings:
 
     def config(self, base: Mapping[str, Any]) -> dict[str, Any]:
         """The config ``base``, or ``base: FILE``, with the settings in it."""
-        found = _copied(base)
+        found: dict[str, Any] = _copied(base)
         _put(found, self.key, described(self.algorithm))
         if self.lr_key is not None:
             _put(found, self.lr_key, self.lr)

@@ -76,7 +76,7 @@ class Surveyor(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_differentiable(pl_module, "choose another model: there is nothing to measure")
         loop: Any = trainer.fit_loop
-        ids = trainer.datamodule.client_ids  # type: ignore[attr-defined]
+        ids = trainer.datamodule.client_ids
         drawn = numpy_generator(loop.server.seed, "advise").choice(len(ids), min(self.clients, len(ids)), replace=False)
         chosen = [ids[i] for i in sorted(drawn)]
         curvature = self._curvature(trainer, chosen)
@@ -131,7 +131,7 @@ def _curvatures(trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> 
     """The curvature of each client's loss; roughly, and without the lowest, for a large model."""
     loop: Any = trainer.fit_loop
     large = layout.numel >= LARGE_MODEL
-    how: dict[str, Any] = {"iterations": 10 if large else 50, "tolerance": 1e-2 if large else 1e-3, "lowest": not large}
+    how: dict[str, Any] = {"iterations": 10 if large else 20, "tolerance": 1e-2 if large else 1e-3, "lowest": not large}
     return [
         client_curvature(trainer, layout, cid, torch_generator(loop.server.seed, "advise", cid), **how)
         for cid in chosen
@@ -140,11 +140,11 @@ def _curvatures(trainer: pl.Trainer, layout: Layout, chosen: list[ClientId]) -> 
 
 def _planned_sums(trainer: pl.Trainer) -> dict[Weights, float]:
     """The planned sum of the step sizes of a visit, by the two weights of clients."""
-    loop, data = trainer.fit_loop, trainer.datamodule  # type: ignore[attr-defined]
-    batches = planned_batches(trainer, loop.server.local_work)  # type: ignore[attr-defined]
+    loop, data = trainer.fit_loop, trainer.datamodule
+    batches = planned_batches(trainer, loop.server.local_work)
     by: dict[Weights, dict[ClientId, float]] = {
         "uniform": dict.fromkeys(batches, 1.0),
         "samples": {cid: float(data.num_examples(cid)) for cid in batches},
     }
-    client_loop: Any = loop.epoch_loop.client_loop  # type: ignore[attr-defined]
+    client_loop: Any = loop.epoch_loop.client_loop
     return {name: StepSizePlan(batches, own).lr_sum(client_loop, Workspace(trainer)) for name, own in by.items()}

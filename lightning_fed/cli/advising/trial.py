@@ -193,7 +193,7 @@ class LearningRateTrial:
 
     def _constant(self) -> float:
         """The mean loss of models that know a client's frequencies of classes alone; NaN if there are no classes."""
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data: Any = self.trainer.datamodule
         found = []
         for cid in self.clients:
             with undisturbed(data, cid, "train"), isolate_rng():

@@ -88,6 +88,7 @@ def main(args: list[str] | None = None) -> None:
         parser.error(f"argument --write: {options.write} exists. Name a new file.")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     cli = build(others, cli=AdviseCLI, run=False)
+    assert isinstance(cli, AdviseCLI)
     others = _anew(others)
     surveyor = Surveyor(options.clients, options.steps, 0 if options.no_trial else options.trial_rounds, _tell)
     server = next(callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedServer))

@@ -272,8 +272,8 @@ def test_help_names_the_options_and_the_command_is_listed(capsys: pytest.Capture
 
 # -- following the advice pays --------------------------------------------------------------------------------------
 
-SMALL = ["--trainer.max_epochs=15", "--federated.local_steps=60", "--federated.evaluate_every=15"]
-WRITERS = ["--data.writers=10", "--data.pixels.invert=true", "--federated.clients_per_round=5", "--data.batch_size=10"]
+SMALL = ["--trainer.max_epochs=15", "--federated.local_steps=30", "--federated.evaluate_every=15"]
+WRITERS = ["--data.writers=6", "--data.pixels.invert=true", "--federated.clients_per_round=3", "--data.batch_size=10"]
 PERCEPTRON = ["--model=lightning_fed.models.MLP", "--model.sizes=[784,32,62]", "--model.lr=0.1"]
 
 
