@@ -257,8 +257,8 @@ class FederatedServer(FederatedCallback):
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
-        settings["personal"] = list(self.personal.patterns) or None
-        return {**settings, "restart_schedulers": self.restart_schedulers}
+        personal = list(self.personal.patterns) or None
+        return {**settings, "restart_schedulers": self.restart_schedulers, "personal": personal}
 
     def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Settings of the federation, for the loggers."""

@@ -40,8 +40,8 @@ class Personal:
     def __bool__(self) -> bool:
         return bool(self.patterns)
 
-    def __contains__(self, name: str) -> bool:
-        return bool(self.patterns) and is_chosen(name, self.patterns)
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and bool(self.patterns) and is_chosen(name, self.patterns)
 
     def part(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The personal ones of named tensors."""

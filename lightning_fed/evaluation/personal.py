@@ -42,7 +42,7 @@ def as_client(trainer: pl.Trainer, cid: ClientId) -> Iterator[None]:
 
 def test_batches(trainer: pl.Trainer) -> Iterator[Any]:
     """All clients' test batches; where there are personal parts, the module holds that of a batch's client."""
-    data: Any = trainer.datamodule
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
     federation = federation_of(trainer)
     if federation is None or not federation.first:
         yield from data.test_dataloader()
