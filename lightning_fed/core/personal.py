@@ -96,9 +96,9 @@ class Personal:
         names = ", ".join([*first][:6]) + (", ..." if len(first) > 6 else "")
         saved = num_bytes(own)
         return (
-            f"{len(own)} parameters ({sum(t.numel() for t in own.values()):,} numbers) and {len(first) - len(own)}"
-            f" buffers stay with the clients: {names}. They are not sent, which saves {saved:,} of {saved + sent:,}"
-            " bytes of each model."
+            f"Personal parameters: {len(own)} ({sum(t.numel() for t in own.values()):,} numbers), personal buffers:"
+            f" {len(first) - len(own)}. They stay with the clients, which saves {saved:,} of {saved + sent:,} bytes of"
+            f" each model that is sent: {names}."
         )
 
 

@@ -98,8 +98,8 @@ def test_a_stack_declines_and_says_why(tmp_path: Path, caplog: pytest.LogCapture
         quiet_trainer(server, 1).fit(Stackable(), datamodule=offsets(batch_size=6))
     said = " ".join(caplog.messages)
     assert "Clients are trained one by one: clients keep personal parts (head.b)." in said
-    assert "1 parameters (1 numbers) and 0 buffers stay with the clients: head.b." in said
-    assert "saves 8 of 32 bytes of each model" in said
+    assert "Personal parameters: 1 (1 numbers), personal buffers: 0." in said
+    assert "saves 8 of 32 bytes of each model that is sent: head.b." in said
     trainer = quiet_trainer(FederatedServer(FedAvg(), engine="vectorized", evaluate_every=0, personal="head.*"), 1)
     with pytest.raises(ValueError, match=r"vectorized.*personal parts"):
         trainer.fit(Stackable(), datamodule=offsets())

@@ -108,6 +108,7 @@ def test_other_buffers_are_averaged_as_ever() -> None:
     assert float(module.own) == 0
     assert {float(federation.part_of(cid)["own"]) for cid in federation.client_ids} == {24.0}
     assert {*federation.store["c0"].buffers} == {"net.4.weight", "net.4.bias", "own"}
+    assert federation.buffers.keys() == dict(module.named_buffers()).keys()
 
 
 # -- evaluation ----------------------------------------------------------------------------------------------------
@@ -352,6 +353,17 @@ def test_a_part_changed_between_rounds_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"net\.4\.bias was changed outside.*and the first model's personal part"):
         fit(trainer={"callbacks": [Meddles()]})
+
+
+def test_a_part_changed_by_validation_is_the_first_models_again() -> None:
+    class Careless(Net):
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            self.net[4].bias.data += 1.0
+
+    module, data = Careless(), classification(val={"c0": classification().client_dataset("c0")})
+    with pytest.warns(UserWarning, match=r"Validation changed parameter net\.4\.bias"):
+        fit(module, data=data, trainer={"num_sanity_val_steps": 0})
+    assert torch.equal(module.net[4].bias, Net().net[4].bias)
 
 
 def test_a_fit_without_parts_keeps_nothing() -> None:
