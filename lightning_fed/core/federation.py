@@ -73,6 +73,7 @@ class Federation:
         algorithm: the algorithm.
         examples: number of training samples of every client, by client id.
         module: the model as it is before the first round.
+        lr_sum: planned sum of the step sizes of a visit before round 0, where the algorithm's settings depend on it.
         personal: the parameters and buffers that every client keeps to itself, beginning with those of ``module``.
     """
 
@@ -81,8 +82,11 @@ class Federation:
         algorithm: Algorithm[Any, Any, Any],
         examples: Mapping[ClientId, int],
         module: nn.Module,
+        lr_sum: float = float("nan"),
         personal: Personal = Personal(),  # noqa: B008  # frozen
     ) -> None:
+        self.lr_sum = lr_sum
+        algorithm = algorithm.planned(lr_sum)
         self.personal = personal
         self.first = clones(personal.part_of(module))  # the personal part of clients that have not been visited
         self.played: Mapping[ClientId, Mapping[str, Tensor]] = {}  # personal parts of a round that is not committed yet
@@ -307,6 +311,7 @@ class Federation:
             "format": FORMAT,
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
             "personal": {name: t.cpu() for name, t in self.first.items()},
+            "lr_sum": self.lr_sum,
             "rounds_done": self.rounds_done,
             "local_time": self.local_time,
             "cost": list(astuple(self.cost)),
@@ -343,6 +348,11 @@ class Federation:
             raise ValueError(
                 f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
                 f" variables. Resume with {theirs['name']}, or start a new run without ckpt_path."
+            )
+        if set(saved["server"]) != set(tensors_of(self.server)):
+            raise ValueError(
+                f"The checkpoint's server keeps {', '.join(saved['server'])}, with these settings {ours['name']} keeps"
+                f" {', '.join(tensors_of(self.server))}. Resume with the settings of the checkpoint: {theirs}."
             )
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(
