@@ -177,7 +177,7 @@ class Federation:
         if (own := self.played.get(cid)) is None:
             memory = self.store.get(cid)
             own = {} if memory is None else memory.buffers
-        return {**self.first, **self.personal.part(own)}
+        return {**self.first, **{name: t.to(self.x0.device) for name, t in self.personal.part(own).items()}}
 
     def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork, kept: Kept | None = None) -> Outcome:
         """Run a round, in which clients do ``work``, without moving anything.
@@ -223,6 +223,7 @@ class Federation:
             visits, spent, *_ = self.store.summary(cid) or Summary(0, Cost())
             there = state if self._here else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
+            own = own if self._here else {name: t.cpu() for name, t in own.items()}
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
         for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid], layout=layout)

@@ -19,7 +19,8 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, Scaffold
-from lightning_fed.callbacks import ClientEvaluation, Confusion, FederatedCallback
+from lightning_fed.callbacks import ClientEvaluation, Confusion, FederatedCallback, Sparsity
+from lightning_fed.cli import main
 from lightning_fed.engines import DivergenceError
 from lightning_fed.evaluation.evaluate import evaluate_own, evaluate_splits
 from lightning_fed.sampling import Sampler
@@ -190,15 +191,21 @@ def test_validation_test_and_loggers_see_what_they_should(tmp_path: Path) -> Non
     first = module.net[4].weight.detach().clone()
     evaluation = ClientEvaluation()
     server = FederatedServer(FedAvg(), local_steps=8, seed=1, personal="net.4.*")
-    trainer = quiet_trainer(server, 6, callbacks=[watch, confusion, evaluation])
+    trainer = quiet_trainer(server, 6, callbacks=[watch, confusion, evaluation, Sparsity()])
     trainer.fit(module, datamodule=data)
-    accuracy = float(trainer.callback_metrics["federated/test_accuracy"])
+    found = dict(trainer.callback_metrics)
+    accuracy = float(found["federated/test_accuracy"])
     trainer.test(module, datamodule=data, verbose=False)
     assert len(watch.seen) >= 13
     assert all(torch.equal(value, first) for value in watch.seen)
     assert confusion.matrix is not None  # of the clients' models, not of the server's
     assert float(confusion.matrix.diagonal().sum() / confusion.matrix.sum()) == pytest.approx(accuracy, abs=1e-6)
     assert server.logged_settings(trainer)["federated"]["personal"] == ["net.4.*"]
+    assert {name for name in found if name.startswith("sparsity/net.")} == {
+        "sparsity/net.0.weight",
+        "sparsity/net.0.weight/filters",
+        "sparsity/net.0.bias",
+    }
 
 
 # -- failures, freezing, turnover ----------------------------------------------------------------------------------
@@ -319,6 +326,19 @@ def test_a_personal_model_is_the_servers_with_the_clients_part() -> None:
         fit().personal_model("c0", own=True)
     with pytest.raises(ValueError, match="There is no federation yet"):
         FederatedServer(FedAvg(), personal="a").personal_model("c0")
+
+
+def test_a_personal_model_can_be_read_from_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for resume in (None, str(tmp_path / "last.ckpt")):
+        server = FederatedServer(FedADMM(), local_steps=2, evaluate_every=0, personal=["net.1.*", "net.4.*"])
+        how: Any = {"callbacks": [ModelCheckpoint(tmp_path, save_last=True)], "enable_checkpointing": True}
+        quiet_trainer(server, 2, **how).fit(Norms(), datamodule=classification(), ckpt_path=resume)
+        found.append(server.personal_model("c2", own=True))
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert not torch.equal(found[0]["net.4.weight"], Norms().net[4].weight)
+    main(["checkpoint", "inspect", str(tmp_path / "last.ckpt")])
+    assert "99, of which 56 trained, 43 personal" in capsys.readouterr().out
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
