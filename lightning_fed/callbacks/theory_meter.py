@@ -101,11 +101,12 @@ class TheoryMeter(FederatedCallback):
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""
         server, facts = trainer.fit_loop.server, {}
-        traits = server.federation.algorithm.traits  # where eta="auto" is a number
+        algorithm = server.algorithm if server.federation is None else server.federation.algorithm
+        traits = algorithm.traits  # before the first round, eta="auto" is not yet a number and its penalty 0
         rho, alpha = traits.penalty, traits.relaxation
         clients = min(self.clients, len(trainer.datamodule.client_ids))
         measured = f"as L is at least {L:.4g} on {clients} clients after {server.rounds_done} rounds"
-        if alpha is not None and L > 0:
+        if alpha is not None and rho > 0 and L > 0:
             facts["eta_min"] = bound = penalty_bound(L, alpha, self.gamma4)
             facts["eta_over_bound"] = rho / bound
             if rho <= bound:

@@ -143,6 +143,11 @@ def test_a_small_penalty_is_warned_of_once_with_its_bound() -> None:
     assert metrics_of(trainer)["theory/eta_over_bound"] == pytest.approx(5 / (2.397180873 * 4))
 
 
+def test_an_automatic_penalty_is_judged_once_it_is_a_number() -> None:
+    trainer, _ = fit(FedADMM(eta="auto"), TheoryMeter(every=1), rounds=1)  # 1 / (4 * 0.02) = 12.5
+    assert metrics_of(trainer)["theory/eta_over_bound"] == pytest.approx(12.5 / (2.397180873 * 4))
+
+
 def test_too_long_steps_are_warned_of_before_they_ruin_the_first_round() -> None:
     with pytest.warns(UserWarning, match="diverge") as seen, pytest.raises(ClientError):
         fit(FedADMM(eta=ETA), TheoryMeter(), lr=0.19, local_steps=2000)

@@ -30,6 +30,11 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedDyn": ("FedDyn:alpha=0.1", "FedDyn:alpha=0.1,weights=samples"),
     "FedAvg": ("FedAvg:weights=uniform",),
     "FedProx": ("FedProx:mu=0.01", "FedProx:mu=1"),
+    "FedAvgM": ("FedAvgM:beta=0.5",),
+    "FedAdam": ("FedAdam:server_lr=0.03",),
+    "FedYogi": ("FedYogi:server_lr=0.03",),
+    "FedAdagrad": ("FedAdagrad:server_lr=0.3",),
+    "FedNova": (),  # equal to FedAvg here, because all clients take as many steps
     "Scaffold": ("Scaffold:weights=samples",),
     "Scaffold:vectors=1": (),
     "FedMid": (),
