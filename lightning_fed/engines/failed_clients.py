@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_fed.core.failures import DROPPED, Failure
+from lightning_fed.core.failures import DROPPED, NOT_FINITE, TOO_FAR, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Outcome
-from lightning_fed.engines.sequential import ClientError
+from lightning_fed.engines.sequential import ClientError, DivergenceError
 from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import listening
 
@@ -24,6 +24,19 @@ class TooFewClientsError(ClientError):
     def __init__(self, text: str, failures: Mapping[ClientId, Failure]) -> None:
         super().__init__(text)
         self.failures = dict(failures)
+
+
+def is_divergence(error: BaseException) -> bool:
+    """Whether a round failed because models left the finite numbers, or the distance that the policy believes.
+
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(TOO_FAR, "")}))
+    True
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(DROPPED, "")}))
+    False
+    """
+    if isinstance(error, TooFewClientsError):
+        return bool(error.failures) and all(f.kind in (NOT_FINITE, TOO_FAR) for f in error.failures.values())
+    return isinstance(error, DivergenceError)
 
 
 def dropped_out(trainer: pl.Trainer, round: int, cohort: Sequence[ClientId]) -> dict[ClientId, Failure]:

@@ -122,7 +122,7 @@ class Evaluated(FederatedCallback):
         self.before: Any = None
         self.rounds = 0
 
-    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
+    def on_round_played(self, trainer: pl.Trainer, module: Any, round: int, federation: Any) -> None:
         self.before = evaluate_splits(trainer)
 
     def on_round_end(self, trainer: pl.Trainer, module: Any, report: Any) -> None:
