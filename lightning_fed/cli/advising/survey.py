@@ -99,7 +99,8 @@ class Surveyor(pl.Callback):
 
     def _curvature(self, trainer: pl.Trainer, chosen: list[ClientId]) -> CurvatureRange:
         module = trainer.lightning_module
-        layout, parameters = Layout.of(module), parameters_of(module)
+        loop: Any = trainer.fit_loop
+        layout, parameters = Layout.of(module, loop.server.personal), parameters_of(module)
         chosen = chosen if layout.numel < LARGE_MODEL else chosen[:FEW]  # of a large model it takes minutes
         self.tell(f"Measuring the curvature of {len(chosen)} clients' losses ...")
         first = clones(parameters)

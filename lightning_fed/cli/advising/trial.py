@@ -120,7 +120,8 @@ class LearningRateTrial:
 
     def __init__(self, trainer: pl.Trainer, clients: Sequence[ClientId], rounds: int, tell: Any) -> None:
         self.trainer, self.clients, self.rounds, self.tell = trainer, clients, rounds, tell
-        self.layout = Layout.of(trainer.lightning_module)
+        loop: Any = trainer.fit_loop
+        self.layout = Layout.of(trainer.lightning_module, loop.server.personal)
         self.x0 = self.layout.flatten(parameters_of(trainer.lightning_module)).clone()
         self.rates = [  # with a scheduler, those before it began, such as at the end of a warm-up
             [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
@@ -169,16 +170,20 @@ class LearningRateTrial:
         trainer: Any = self.trainer
         self._first.reset(buffers)
         self._set(lr)
-        engine = SequentialEngine(trainer.fit_loop.epoch_loop.client_loop, Workspace(trainer), self.layout, round)
+        engine = SequentialEngine(trainer.fit_loop.epoch_loop.client_loop, self._workspace(), self.layout, round)
         total, losses, plain = torch.zeros_like(x, dtype=torch.float64), [], FedAvg()
         for position, cid in enumerate(self.clients):
             visit = Visit(round, cid, position, len(self.clients))
             reply: Any = engine.visit(plain.client_step, plain.init_client(x), Broadcast(x), visit)
             losses.append(self._loss([cid]))  # the module holds the client's model
             total += reply.x_i
-        states = [dict(engine.left[cid].state) for cid in self.clients]
+        states = [dict(engine.left[cid].shared) for cid in self.clients]
         averaged = average_buffers((1.0, state) for state in states) if any(states) else None
         return (total / len(self.clients)).to(x.dtype), averaged, sum(losses) / len(losses)
+
+    def _workspace(self) -> Workspace:
+        loop: Any = self.trainer.fit_loop
+        return Workspace(self.trainer, personal=loop.server.personal)
 
     def _set(self, lr: float) -> None:
         """Scale the learning rates of all optimisers; ``lr`` becomes the largest."""
