@@ -8,6 +8,7 @@ No other module imports ``pytorch_lightning`` or uses its private names, so that
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -247,6 +248,13 @@ def restore_callback_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> No
 def checkpoint_connector(trainer: pl.Trainer) -> Any:
     """The trainer's object that writes checkpoints."""
     return trainer._checkpoint_connector
+
+
+def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:
+    """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            callback._link_checkpoint = link  # type: ignore[method-assign]
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------

@@ -151,7 +151,9 @@ class VectorizedEngine:
                 unbind_copy: Any = torch.unbind_copy  # torch's stubs declare that it returns None
                 points = unbind_copy(answers.x)  # copies: a view in one client's state would keep the whole stack
                 for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
-                    talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr))
+                    with self.alone.naming(visits[i].client):
+                        found = Solution(x, loss, plan.steps, plan.steps * answers.lr)
+                        talks[i].answers.append(talks[i].alone.spoiled(found))
                     visits[i].question = None if asked[i].is_mapped else asked[i].question
         stacked = Replies.of(*(replies[i] for i in range(len(visits))))
         self._check(stacked, visits)
