@@ -26,6 +26,7 @@ def play_in_turn(field: Sequence[Contestant], workload: Workload, rounds: int, q
         for k in range(rounds + 1):
             for player in players if k % 2 else reversed(players):  # whoever comes second finds warmer caches
                 turn = player.play(quiet)
+                print(f"  {player.contestant.name}: {turn['wall']:.2f} s, {turn['cpu']:.2f} s of CPU", flush=True)
                 if k:
                     player.turns.append(turn)
     finally:
