@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fed import Exact, Quadratic
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.algorithms.fedadmm import ClientState
+from lightning_fed.algorithms.fedadmm_paper import ClientState
 from lightning_fed.core import Broadcast
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Memory, MemoryStore

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,9 +27,11 @@ from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
-from lightning_fed.lightning import SIGTERMException, pl, set_linker
+from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
+from lightning_fed.local.server_snapshot import Workspace
+from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
@@ -261,7 +264,7 @@ class FederatedServer(FederatedCallback):
         return {
             "federated": {
                 **({"data": data.description} if data.description else {}),
-                "algorithm": hyper_parameters(self.algorithm),
+                "algorithm": hyper_parameters(self.federation.algorithm if self.federation else self.algorithm),
                 "sampler": hyper_parameters(self.sampler),
                 "clients": len(data.client_ids),
                 "local_steps": self.local_steps,
@@ -425,7 +428,7 @@ class FederatedServer(FederatedCallback):
         failures = {**before, **failures}
         metrics = {
             "clients": float(len(outcome.states)),  # clients whose replies arrived
-            "dual_residual": dual_residual(self.algorithm, old, federation.server.x_bar),
+            "dual_residual": dual_residual(federation.algorithm, old, federation.server.x_bar),
             "bytes_down": float(federation.bytes_down),
             "bytes_up": float(federation.bytes_up),
             "local_steps": float(federation.cost.steps),
@@ -500,7 +503,8 @@ class FederatedServer(FederatedCallback):
         examples = _examples(trainer)
         if saved is None:
             examples = self._turnover.staying(examples)
-        self.federation = federation = Federation(self.algorithm, examples, self._module)
+        lr_sum = self._planned_lr_sum(trainer, examples) if saved is None else saved.get("lr_sum", float("nan"))
+        self.federation = federation = Federation(self.algorithm, examples, self._module, lr_sum)
         federation.expelled = [cid for cid in data.client_ids if cid not in examples]
         if saved is not None:
             self._turnover.load(federation, saved)
@@ -510,7 +514,26 @@ class FederatedServer(FederatedCallback):
             self._turnover.apply(federation, examples)
         choice = Choice(self.engine, self.compile, self.workers)
         self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
+        self._tell_plan(trainer)
         return self.federation
+
+    def _planned_lr_sum(self, trainer: pl.Trainer, examples: Mapping[ClientId, int]) -> float:
+        """The planned sum of the step sizes of a visit before round 0, if the algorithm asks for it."""
+        if not self.algorithm.traits.plans_steps:
+            return float("nan")
+        weights = {cid: self.algorithm.weight(count) for cid, count in examples.items()}
+        batches = {cid: count for cid, count in planned_batches(trainer, self.local_work).items() if cid in weights}
+        return StepSizePlan(batches, weights).lr_sum(trainer.fit_loop.epoch_loop.client_loop, Workspace(trainer, {}))
+
+    def _tell_plan(self, trainer: pl.Trainer) -> None:
+        """Log the numbers that settings such as ``eta="auto"`` stand for."""
+        assert self.federation is not None
+        planned = self.algorithm.planned(self.federation.lr_sum)
+        if planned is self.algorithm:
+            return
+        rank_zero_info(f"{planned}, for step sizes that sum to {self.federation.lr_sum:g} in a visit.")
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.logged_settings(trainer))
 
     def _round_settings(self) -> RoundSettings:
         policy = self.on_client_error

@@ -40,6 +40,7 @@ from lightning_fed.algorithms import (
     FedLin,
     FedMid,
     FedPD,
+    FedPrimalDual,
     FedProx,
     FedSplit,
     ParallelDRS,
@@ -53,6 +54,9 @@ ROUNDS, CLIENTS = 3, 5
 ALGORITHMS: dict[str, Any] = {
     "FedADMM": FedADMM(eta=1.0),
     "FedADMM, local, L1": FedADMM(eta=2.0, alpha=1.2, g=L1(1e-3), weights="samples", start="local"),
+    "FedADMM, seen": FedADMM(eta=1.0, mean="seen"),
+    "FedADMM, active": FedADMM(eta="auto", g=L1(1e-3), mean="active"),
+    "FedPrimalDual": FedPrimalDual(weights="samples"),
     "FedDR": FedDR(eta_hat=1.0, g=Box(-1.0, 1.0)),
     "FedDRII": FedDRII(eta_hat=1.0),
     "ParallelDRS": ParallelDRS(eta_hat=0.5),

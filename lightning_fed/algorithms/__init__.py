@@ -12,6 +12,7 @@ from lightning_fed.algorithms.fedlin import FedLin
 from lightning_fed.algorithms.fedmid import FedMid
 from lightning_fed.algorithms.fedpaq import FedPAQ
 from lightning_fed.algorithms.fedpd import FedPD
+from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.algorithms.fedprox import FedProx
 from lightning_fed.algorithms.fedsplit import FedSplit
 from lightning_fed.algorithms.parallel_drs import ParallelDRS
@@ -31,6 +32,7 @@ __all__ = [
     "FedMid",
     "FedPAQ",
     "FedPD",
+    "FedPrimalDual",
     "FedProx",
     "FedSplit",
     "ParallelDRS",

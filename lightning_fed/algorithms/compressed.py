@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lightning_fed.algorithms.forwarding import Forwarding
 from lightning_fed.core.algorithm import Algorithm, record
-from lightning_fed.core.local_work import LocalWork
-from lightning_fed.core.messages import Broadcast, Reply, Total
+from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Local
-from lightning_fed.core.traits import Traits
 from lightning_fed.prox import Prox
 from lightning_fed.transforms import Transform
 
@@ -29,7 +27,7 @@ class ClientState:
 
 
 @dataclass(frozen=True)
-class Compressed(Algorithm[Any, ClientState, Any]):
+class Compressed(Forwarding):
     r"""Run any algorithm with transformed uploads: quantised, cut to the largest entries, clipped.
 
     The server's state stays the mean of the clients' variables: the unsent part of a change (FedADMM, FedDR) is kept
@@ -71,18 +69,20 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             )
 
     @property
+    def inner(self) -> Algorithm[Any, Any, Any]:
+        return self.algorithm
+
+    @property
     def g(self) -> Prox:  # type: ignore[override]
         return self.algorithm.g
-
-    def init_server(self, x0: Tensor) -> Any:
-        return self.algorithm.init_server(x0)
 
     def init_client(self, x0: Tensor) -> ClientState:
         kept = torch.zeros_like(x0) if self._keeps else x0[:0]
         return ClientState(self.algorithm.init_client(x0), kept)
 
-    def broadcast(self, server: Any, work: LocalWork) -> Broadcast:
-        return self.algorithm.broadcast(server, work)
+    def planned(self, lr_sum: float) -> Compressed:
+        planned = self.algorithm.planned(lr_sum)
+        return self if planned is self.algorithm else replace(self, algorithm=planned)
 
     @property
     def _keeps(self) -> bool:
@@ -92,8 +92,7 @@ class Compressed(Algorithm[Any, ClientState, Any]):
     @property
     def _remembers(self) -> bool:
         """Whether the algorithm itself corrects for the unsent part of a message."""
-        acknowledges = type(self.algorithm).acknowledge is not Algorithm.acknowledge
-        return acknowledges or self.algorithm.traits.sends_changes
+        return self.algorithm.acknowledges or self.algorithm.traits.sends_changes
 
     def bind(self, layout: Layout) -> Compressed:
         bound = replace(self, algorithm=self.algorithm.bind(layout), transform=self.transform.bind(layout))
@@ -105,9 +104,6 @@ class Compressed(Algorithm[Any, ClientState, Any]):
                 stacklevel=2,
             )
         return bound
-
-    def bytes_down(self, down: Broadcast) -> int:
-        return self.algorithm.bytes_down(down)
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Any]:
         reply = self.algorithm.client_step(client.inner, down, local)
@@ -130,25 +126,14 @@ class Compressed(Algorithm[Any, ClientState, Any]):
             arrived.append(sent.value)
             bits += sent.bits
         message = pytree.tree_unflatten(arrived, tree)
-        state = ClientState(self.algorithm.acknowledge(client.inner, reply.state, message), kept)
+        state = ClientState(self.algorithm.acknowledge(client.inner, reply.state, message, down), kept)
         return replace(reply, state=state, message=message, bytes_up=math.ceil(bits / 8))
-
-    def server_step(self, server: Any, total: Total[Any]) -> Any:
-        return self.algorithm.server_step(server, total)
-
-    def weight(self, num_examples: int) -> float:
-        return self.algorithm.weight(num_examples)
 
     def local_model(self, client: ClientState) -> Tensor | None:
         return self.algorithm.local_model(client.inner)
 
     def share(self, client: ClientState) -> Tensor | None:
-        own = self.algorithm.share(client.inner)
-        return own if own is None or not self.algorithm.traits.sends_changes else own - client.kept
-
-    def revised(self, server: Any, revise: Callable[[Tensor], Tensor]) -> Any:
-        return self.algorithm.revised(server, revise)
-
-    @property
-    def traits(self) -> Traits:
-        return self.algorithm.traits
+        own, kept = self.algorithm.share(client.inner), client.kept
+        if own is None or not self.algorithm.traits.sends_changes:
+            return own
+        return torch.cat([own[: kept.numel()] - kept, own[kept.numel() :]])  # a share may end in a counter

@@ -1,47 +1,27 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g, record, start_point, wide
-from lightning_fed.core.messages import Broadcast, Reply, Total
-from lightning_fed.core.problem import Local
+from lightning_fed.algorithms.fedadmm_paper import PaperADMM
+from lightning_fed.algorithms.fedadmm_seen import SeenADMM
+from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
+from lightning_fed.algorithms.forwarding import Forwarding
+from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g
 from lightning_fed.core.traits import Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
+#: Over whom the server averages.
+Mean = Literal["all", "seen", "active"]
 
-@record
-class ClientState:
-    x_i: Tensor  # local model, where the next visit starts if start="local"
-    z_i: Tensor  # dual variable of x_i = x_bar; never leaves the client
-    eta: Tensor  # penalty of its last visit, a scalar: a resumed run may use another penalty
-
-    @property
-    def x_hat_i(self) -> Tensor:
-        """This client's share of x_tilde, as the server last summed it: the same bits on every machine.
-
-        The product is rounded before it is added: torch.add(alpha=) rounds once or twice, depending on the machine.
-        """
-        return self.x_i + self.z_i * (1 / self.eta).unsqueeze(-1).to(self.z_i.dtype)
-
-
-@record
-class ServerState:
-    x_bar: Tensor  # the model
-    x_tilde: Tensor  # weighted mean of x_hat_i over all n clients, in float64
-
-
-@record
-class Message:
-    delta_i: Tensor  # change of x_hat_i
+#: ``eta="auto"`` is this number over the planned sum of the step sizes of a visit.
+AUTO: dict[Mean, float] = {"all": 1.0, "seen": 1.0, "active": 0.3}
 
 
 @dataclass(frozen=True)
-class FedADMM(Algorithm[ServerState, ClientState, Message]):
+class FedADMM(Forwarding):
     r"""Minimise :math:`\sum_i w_i f_i(x) + g(x)` with one dual variable per client (Wang, Marella, Anderson 2022).
 
     .. math::
@@ -51,10 +31,19 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
         \tilde x &= \textstyle\sum_i w_i \hat x_i, \quad \bar x \leftarrow \mathrm{prox}_{g/\eta}(\tilde x)
 
     Clients outside the cohort keep their share of :math:`\tilde x`, so any proper sampling is valid and no
-    importance weights are needed.
+    importance weights are needed. That is ``mean="all"``, the paper's method. Two other means have the same fixed
+    points, are the same method when all clients take part, and are faster when only some do:
+
+    - ``seen`` averages :math:`\hat x_i` over the clients that have taken part so far; the paper's theorem holds from
+      the round in which the last client is first seen.
+    - ``active`` averages the models over the cohort and the duals over all clients,
+      :math:`\bar x \leftarrow \mathrm{prox}_{g/\eta}\big(\sum_{i\in S} w_i x_i / \sum_{i\in S} w_i + \bar z/\eta\big)`
+      with :math:`\bar z = \sum_i w_i z_i`; a client keeps :math:`z_i` alone. Without a ``g`` it is FedDyn.
 
     Args:
-        eta: penalty, > 0: the larger, the shorter the steps. FedDR's step is ``1 / eta``.
+        eta: penalty, > 0: the larger, the shorter the steps. FedDR's step is ``1 / eta``. ``"auto"`` is 0.3 / tau for
+            ``mean="active"`` and 1 / tau otherwise, with tau the planned sum of the step sizes of a visit before
+            round 0 (lr * steps); it needs plain SGD.
         alpha: relaxation in (0, 2]; 1 is the paper's method.
         g: regulariser or constraint, applied by the server.
         weights: ``uniform`` (1/n, the paper) or ``samples`` (N_i / N).
@@ -62,57 +51,73 @@ class FedADMM(Algorithm[ServerState, ClientState, Message]):
             ``centre`` of the quadratic. The paper leaves the start open. ``local`` needs ``lr * steps * eta`` of
             several units in a visit, otherwise x_i does not follow x_bar.
         project_initial: broadcast ``prox(x0)`` instead of ``x0`` in the first round.
+        mean: over whom the server averages; ``active`` needs ``start="server"`` and ``alpha=1``.
 
     >>> from lightning_fed import Quadratic, simulate
     >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x
     >>> round(float(simulate(FedADMM(eta=2.0), clients, rounds=60).x_bar), 6)  # (3 + 1) / (1 + 3)
     1.0
 
-    Reference: arXiv:2203.15104. The relaxed form and the weights are ours.
+    Reference: arXiv:2203.15104. The relaxed form, the weights and the means ``seen`` and ``active`` are ours.
     """
 
-    eta: float = 1.0
+    eta: float | Literal["auto"] = 1.0
     alpha: float = 1.0
     g: Prox = Zero()
     weights: Weights = "uniform"
     start: Start = "server"
     project_initial: bool = False
+    mean: Mean = "all"
 
     def __post_init__(self) -> None:
-        positive(self, "eta", "It weighs |x_i - x_bar|^2; start from 1.0.")
+        if isinstance(self.eta, str) and self.eta != "auto":
+            raise ValueError(f'FedADMM.eta must be a positive number or "auto", got {self.eta!r}.')
+        if self.eta != "auto":
+            positive(self, "eta", 'It weighs |x_i - x_bar|^2; start from 1.0, or from "auto".')
         positive(self, "alpha", "1 is plain FedADMM, below 1 is under-relaxed.", upper=2)
         check_g(self)
         one_of(self, "weights", ("uniform", "samples"))
         one_of(self, "start", ("local", "server", "centre"))
         one_of(self, "project_initial", (True, False))
+        one_of(self, "mean", ("all", "seen", "active"))
+        for name, wanted in (("start", "server"), ("alpha", 1), ("project_initial", False)):
+            if self.mean == "active" and getattr(self, name) != wanted:
+                raise ValueError(
+                    f'FedADMM(mean="active") needs {name}={wanted!r}, got {getattr(self, name)!r}: its clients keep no'
+                    ' model and start at the server\'s. Use mean="seen" or "all" for another.'
+                )
 
-    def init_server(self, x0: Tensor) -> ServerState:
-        return ServerState(x_bar=self.g.prox(x0, 1 / self.eta) if self.project_initial else x0, x_tilde=wide(x0))
+    @cached_property
+    def inner(self) -> Algorithm[Any, Any, Any]:
+        """The method with this mean."""
+        if self.eta == "auto":
+            raise ValueError(f"{self._why} Run it by Trainer.fit or simulate, which plan it, or give a number.")
+        if self.mean == "active":
+            return FedPrimalDual(self.eta, sigma=self.eta, lam=1 / self.eta, g=self.g, weights=self.weights)
+        paper = PaperADMM(self.eta, self.alpha, self.g, self.weights, self.start, self.project_initial)
+        return paper if self.mean == "all" else SeenADMM(paper)
 
-    def init_client(self, x0: Tensor) -> ClientState:
-        eta = torch.full((), self.eta, dtype=wide(x0[:0]).dtype, device=x0.device)
-        return ClientState(x_i=x0, z_i=torch.zeros_like(x0), eta=eta)
+    def planned(self, lr_sum: float) -> FedADMM:
+        if self.eta != "auto":
+            return self
+        if not lr_sum > 0:
+            raise ValueError(f"{self._why} Here it is {lr_sum:g}: give eta a number.")
+        return replace(self, eta=AUTO[self.mean] / lr_sum)
 
-    def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Message]:
-        x_bar_i = down.x_bar if self.alpha == 1 else torch.lerp(client.x_i, down.x_bar, self.alpha)
-        own, server = client.x_i, down.x_bar
-        start = start_point(self.start, own=own, server=server, centre=lambda: x_bar_i - client.z_i / self.eta)
-        sol = local.solve(start, linear=client.z_i, rho=self.eta, center=x_bar_i)
-        z_i = torch.add(client.z_i, sol.x - x_bar_i, alpha=self.eta)
-        state = ClientState(sol.x, z_i, torch.full_like(client.eta, self.eta))
-        return Reply(state, Message(state.x_hat_i - client.x_hat_i), sol.x, sol.loss, sol.steps)
+    def weight(self, num_examples: int) -> float:
+        return Algorithm.weight(self, num_examples)  # also before eta is known
 
-    def server_step(self, server: ServerState, total: Total[Message]) -> ServerState:
-        x_tilde = server.x_tilde + total.sum.delta_i / total.population
-        return ServerState(self.g.prox(x_tilde, 1 / self.eta).to(server.x_bar.dtype), x_tilde)
-
-    def share(self, client: ClientState) -> Tensor:
-        return client.x_hat_i
-
-    def revised(self, server: ServerState, revise: Callable[[Tensor], Tensor]) -> ServerState:
-        x_tilde = revise(server.x_tilde)
-        return ServerState(self.g.prox(x_tilde, 1 / self.eta).to(server.x_bar.dtype), x_tilde)
+    @property
+    def acknowledges(self) -> bool:
+        return self.mean == "active"
 
     @property
     def traits(self) -> Traits:
-        return Traits(penalty=self.eta, relaxation=self.alpha, sends_changes=True)
+        if self.eta != "auto":
+            return self.inner.traits
+        like = replace(self, eta=1.0).traits
+        return replace(like, penalty=0.0, plans_steps=True, requires={"plain_sgd": self._why})
+
+    @property
+    def _why(self) -> str:
+        return 'FedADMM(eta="auto") depends on the planned sum of the local step sizes, which is known for plain SGD.'

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_fed.core.algorithm import Algorithm, Start, record, start_point, wide
+from lightning_fed.core.algorithm import Algorithm, Start, Weights, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.traits import Traits
@@ -37,8 +37,8 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
     .. math::
         x_i &\approx \arg\min_x f_i(x) - \langle q_i, x\rangle + \tfrac\alpha2\|x - \bar x\|^2, \quad
         q_i \leftarrow q_i - \alpha (x_i - \bar x) \\
-        h &\leftarrow h - \tfrac\alpha n \textstyle\sum_{i\in S} (x_i - \bar x), \quad
-        \bar x \leftarrow \tfrac1{|S|}\textstyle\sum_{i\in S} x_i - h/\alpha
+        h &\leftarrow h - \alpha \textstyle\sum_{i\in S} w_i (x_i - \bar x), \quad
+        \bar x \leftarrow \textstyle\sum_{i\in S} w_i x_i / \sum_{i\in S} w_i - h/\alpha
 
     With all clients in every round it is ``FedADMM(eta=alpha)``; with partial cohorts it differs, because it averages
     the models of the *cohort* but the duals of *all* clients.
@@ -46,16 +46,19 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
     Args:
         alpha: penalty, > 0.
         start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the quadratic.
+        weights: ``uniform`` (1/n, the paper) or ``samples`` (N_i / N).
 
-    Reference: arXiv:2111.04263.
+    Reference: arXiv:2111.04263. The weights ``samples`` are ours.
     """
 
     alpha: float = 1.0
     start: Start = "server"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         positive(self, "alpha", "It weighs |x_i - x_bar|^2; start from 1.0.")
         one_of(self, "start", ("local", "server", "centre"))
+        one_of(self, "weights", ("uniform", "samples"))
 
     def init_server(self, x0: Tensor) -> ServerState:
         return ServerState(x_bar=x0, h=torch.zeros_like(wide(x0)))
@@ -76,7 +79,7 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
         x_bar = wide(server.x_bar) + total.sum.delta_i / total.weight - h / self.alpha
         return ServerState(x_bar.to(server.x_bar.dtype), h)
 
-    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message, down: Broadcast) -> ClientState:
         return replace(after, q_i=before.q_i - self.alpha * arrived.delta_i)
 
     def share(self, client: ClientState) -> Tensor:

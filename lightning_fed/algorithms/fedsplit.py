@@ -70,7 +70,7 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
         z_bar = server.z_bar + total.sum.delta_i / total.population
         return ServerState(z_bar.to(server.x_bar.dtype), z_bar)
 
-    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message) -> ClientState:
+    def acknowledge(self, before: ClientState, after: ClientState, arrived: Message, down: Broadcast) -> ClientState:
         return replace(after, z_i=before.z_i + arrived.delta_i)
 
     def share(self, client: ClientState) -> Tensor:

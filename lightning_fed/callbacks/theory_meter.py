@@ -99,7 +99,8 @@ class TheoryMeter(FederatedCallback):
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""
         server, facts = trainer.fit_loop.server, {}
-        rho, alpha = server.algorithm.traits.penalty, server.algorithm.traits.relaxation
+        traits = server.federation.algorithm.traits  # where eta="auto" is a number
+        rho, alpha = traits.penalty, traits.relaxation
         clients = min(self.clients, len(trainer.datamodule.client_ids))
         measured = f"as L is at least {L:.4g} on {clients} clients after {server.rounds_done} rounds"
         if alpha is not None and L > 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 from typing_extensions import Self
@@ -84,6 +84,13 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
             return dataclasses.replace(self, g=self.g.bind(layout))
         return self
 
+    def planned(self, lr_sum: float) -> Algorithm[Any, Any, Any]:
+        """Return the same algorithm with settings such as ``eta="auto"`` replaced by numbers; called before round 0.
+
+        ``lr_sum`` is the planned sum of the step sizes of a visit (:class:`LocalWork`), NaN where it is unknown.
+        """
+        return self
+
     def bytes_down(self, down: Broadcast) -> int:
         """Number of bytes that sending ``down`` to one client takes."""
         return num_bytes(down)
@@ -100,9 +107,17 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
         """The server with ``revise`` applied to the mean of the clients' shares, and the model that follows from it."""
         return server
 
-    def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT) -> ClientT:
-        """Return the state of a client whose message was changed in transit, from ``after`` and what ``arrived``."""
+    def acknowledge(self, before: ClientT, after: ClientT, arrived: MessageT, down: Broadcast) -> ClientT:
+        """Return the state of a client whose message was changed in transit, from ``after`` and what ``arrived``.
+
+        ``before`` is its state before the visit, ``down`` what it had received.
+        """
         return after
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether :meth:`acknowledge` corrects a client's state for what did not arrive."""
+        return type(self).acknowledge is not Algorithm.acknowledge
 
     def local_model(self, client: ClientT) -> Tensor | None:
         """The client's own model, if its state has one: ``x_i``."""

@@ -72,9 +72,18 @@ class Federation:
         algorithm: the algorithm.
         examples: number of training samples of every client, by client id.
         module: the model as it is before the first round.
+        lr_sum: planned sum of the step sizes of a visit before round 0, where the algorithm's settings depend on it.
     """
 
-    def __init__(self, algorithm: Algorithm[Any, Any, Any], examples: Mapping[ClientId, int], module: nn.Module):
+    def __init__(
+        self,
+        algorithm: Algorithm[Any, Any, Any],
+        examples: Mapping[ClientId, int],
+        module: nn.Module,
+        lr_sum: float = float("nan"),
+    ) -> None:
+        self.lr_sum = lr_sum
+        algorithm = algorithm.planned(lr_sum)
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
         self.layouts = [Layout.of(module)]  # every layout since round 0; the last one is current
@@ -286,6 +295,7 @@ class Federation:
             "store": self.store.state_dict(),  # None where a checkpoint has records beside it
             "format": FORMAT,
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
+            "lr_sum": self.lr_sum,
             "rounds_done": self.rounds_done,
             "local_time": self.local_time,
             "cost": list(astuple(self.cost)),
@@ -321,6 +331,11 @@ class Federation:
             raise ValueError(
                 f"The checkpoint was made by {theirs['name']}, this run uses {ours['name']}, which keeps other"
                 f" variables. Resume with {theirs['name']}, or start a new run without ckpt_path."
+            )
+        if set(saved["server"]) != set(tensors_of(self.server)):
+            raise ValueError(
+                f"The checkpoint's server keeps {', '.join(saved['server'])}, with these settings {ours['name']} keeps"
+                f" {', '.join(tensors_of(self.server))}. Resume with the settings of the checkpoint: {theirs}."
             )
         if set(saved["clients"]) != set(self.weights):
             raise ValueError(

@@ -45,13 +45,15 @@ class Reply(Generic[ClientT, MessageT]):
 class Total(Generic[MessageT]):
     """Sum of ``weight_i * message_i`` over the clients whose replies arrived.
 
-    ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients.
+    ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients, and
+    ``down`` what the server had sent them.
     """
 
     sum: MessageT
     weight: float
     count: int
     population: float
+    down: Broadcast
 
 
 @dataclass(frozen=True, eq=False)

@@ -111,7 +111,7 @@ def _exchange(
             gathered.lose(reply)
         else:
             gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))
-    total = gathered.total()
+    total = gathered.total(down)
     return (
         gathered.outcome
         if total is None
@@ -166,7 +166,7 @@ class _Gathered:
         outcome.local_models[cid] = before.local_models[cid] if idle else model
         outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
 
-    def total(self) -> Total[Any] | None:
+    def total(self, down: Broadcast) -> Total[Any] | None:
         """The weighted sum of the messages that arrived; None if none did."""
         if self.waiting:
             answered = len(self.cohort) - len(self.waiting)
@@ -174,7 +174,7 @@ class _Gathered:
         if not self.arrived:
             return None
         weight = sum(self.weights[cid] for cid in self.arrived)
-        return Total(self.sum.value(), weight, len(self.arrived), sum(self.weights.values()))
+        return Total(self.sum.value(), weight, len(self.arrived), sum(self.weights.values()), down)
 
 
 def _server_step(algorithm: Algorithm[Any, Any, Any], server: Any, total: Total[Any]) -> Any:

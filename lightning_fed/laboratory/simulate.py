@@ -96,6 +96,9 @@ def simulate(
     _check_what_is_given(clients, rounds, cohorts, events, sampler)
     n = len(clients)
     past = History() if resume is None else resume
+    solvers = _solvers(algorithm, solver, n)
+    work = LocalWork(seed, lr_sum=_planned_lr_sum(solvers, [algorithm.weight(f.num_examples) for f in clients]))
+    algorithm = algorithm.planned(work.lr_sum)
     start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
     delays: list[int] = []
     if events is not None:
@@ -105,7 +108,7 @@ def simulate(
     schedule = _schedule(n, rounds, cohorts, sampler or Full(), seed, first=len(past))
     if algorithm.traits.everybody:
         _check_everybody(algorithm, schedule, n)
-    run = _Run(algorithm, clients, _solvers(algorithm, solver, n), start, seed, past)
+    run = _Run(algorithm, clients, solvers, start, work, past)
     run.begin(resume)
     for k, cohort in enumerate(schedule, start=len(past)):
         run.play(k, cohort, delays[k - len(past)] if delays else None)
@@ -122,13 +125,13 @@ class _Run:
         clients: Sequence[Loss],
         solvers: Sequence[Solver],
         start: Tensor,
-        seed: int,
+        work: LocalWork,
         past: History,
     ) -> None:
         self.algorithm, self.n = algorithm, len(clients)
-        self.engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], seed)
+        self.engine = _Engine([Oracle(f, s) for f, s in zip(clients, solvers, strict=True)], work.seed)
         self.weights: dict[ClientId, float] = {i: algorithm.weight(f.num_examples) for i, f in enumerate(clients)}
-        self.work = LocalWork(seed, lr_sum=_planned_lr_sum(solvers, list(self.weights.values())))
+        self.work = work
         self.store = MemoryStore(fresh=lambda: algorithm.init_client(start))
         self.server = past.server[-1] if past.server else algorithm.init_server(start)
         self.history = History([*past.server], [*past.clients], [*past.cohorts], [*past.answers])

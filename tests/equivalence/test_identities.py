@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_fed import Exact, GradientDescent, simulate
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm, feddr
+from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm_paper, feddr
 from lightning_fed.laboratory.simulate import History
 from lightning_fed.prox import L1, Box, SquaredL2, Zero
 
@@ -125,9 +125,9 @@ def test_fedadmm_started_at_prox_is_feddr_started_at_prox_when_both_count_it(fed
     eye, common = torch.eye(len(x0), dtype=x0.dtype), {"alpha": alpha, "g": REGULARISERS[g][0]}
     x = [torch.linalg.solve(f.A + ETA * eye, f.b + ETA * x0) for f in clients]
     x_tilde = sum(2 * x_i - x0 for x_i in x) / len(x)
-    admm_states = [fedadmm.ClientState(x_i, ETA * (x_i - x0), torch.tensor(ETA, dtype=x0.dtype)) for x_i in x]
+    admm_states = [fedadmm_paper.ClientState(x_i, ETA * (x_i - x0), torch.tensor(ETA, dtype=x0.dtype)) for x_i in x]
     dr_states = [feddr.ClientState(x_i, x0) for x_i in x]
-    begun = History([fedadmm.ServerState(x0, x_tilde)], [admm_states])
+    begun = History([fedadmm_paper.ServerState(x0, x_tilde)], [admm_states])
     admm = simulate(FedADMM(eta=ETA, **common), clients, cohorts=cohorts, resume=begun)
     begun = History([feddr.ServerState(x0, x_tilde)], [dr_states])
     dr = simulate(FedDR(eta_hat=1 / ETA, **common), clients, cohorts=cohorts, resume=begun)

@@ -227,7 +227,7 @@ def test_fedlin_is_scaffold_whose_variates_are_refreshed_before_the_local_steps(
             delta_i=sum(r.message.delta_i for r in replies),
             c_delta_i=sum(r.message.c_delta_i for r in replies),
         )
-        server = scaffold.server_step(server, Total(total, n, n, n))
+        server = scaffold.server_step(server, Total(total, n, n, n, down))
         close(lin.server[k].x_bar, server.x_bar)
 
 

@@ -289,3 +289,36 @@ def async_feddr(clients, x0, events, eta_hat, alpha=1.0, prox=zero, solve=exact)
         x[i] = solve(clients[i], x[i], 0.0, 1 / eta_hat, y[i])
         versions.append(prox((2 * x - y).mean(0), eta_hat))
     return [Row(x_bar=version) for version in versions]
+
+
+def fedprimaldual(clients, x0, cohorts, rho, sigma, lam, prox=zero, w=None, solve=exact):
+    n, x_bar = len(clients), np.asarray(x0)
+    w, z = np.full(n, 1 / n) if w is None else w, np.zeros((n, len(x_bar)))
+    rows = [Row(x_bar=x_bar, z=z, z_bar=w @ z)]
+    for cohort in cohorts:
+        z, moved = z.copy(), np.zeros_like(x_bar)
+        for i in cohort:
+            d = solve(clients[i], x_bar, z[i], rho, x_bar) - x_bar
+            z[i] += sigma * d
+            moved = moved + w[i] * d / sum(w[j] for j in cohort)
+        if cohort:
+            x_bar = prox(x_bar + moved + lam * (w @ z), lam)
+        rows.append(Row(x_bar=x_bar, z=z, z_bar=w @ z))
+    return rows
+
+
+def fedadmm_seen(clients, x0, cohorts, eta, prox=zero, w=None, start="server", solve=exact):
+    """Models only; the mean is taken anew over the clients that have been seen."""
+    n, x_bar = len(clients), np.asarray(x0)
+    w = np.full(n, 1 / n) if w is None else w
+    x, z, seen, rows = np.tile(x_bar, (n, 1)), np.zeros((n, len(x_bar))), set(), [x_bar]
+    for cohort in cohorts:
+        for i in cohort:
+            x[i] = solve(clients[i], x[i] if start == "local" else x_bar, z[i], eta, x_bar)
+            z[i] = z[i] + eta * (x[i] - x_bar)
+        seen |= set(cohort)
+        if cohort:
+            mass = sum(w[i] for i in seen)
+            x_bar = prox(sum(w[i] * (x[i] + z[i] / eta) for i in seen) / mass, 1 / eta)
+        rows.append(x_bar)
+    return rows

@@ -30,6 +30,8 @@ from lightning_fed.transforms import TopK
 
 STATEFUL = [
     FedADMM(eta=0.5),
+    FedADMM(eta=0.5, mean="seen"),
+    FedADMM(eta="auto", mean="active"),
     FedDR(eta_hat=2.0),
     FedDyn(alpha=0.5),
     Scaffold(),

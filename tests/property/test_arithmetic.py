@@ -73,7 +73,7 @@ def exchanges(algorithm, x0, a, b, number=4):
         states, total = [reply.state for reply in replies], replies[0].message
         for reply in replies[1:]:
             total = tree_map(torch.add, total, reply.message)
-        server = algorithm.server_step(server, Total(total, m, m, m))
+        server = algorithm.server_step(server, Total(total, m, m, m, down))
 
 
 @every_algorithm

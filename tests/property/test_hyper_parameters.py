@@ -150,6 +150,7 @@ def test_defaults_are_those_of_the_papers_where_they_name_one():
         "weights": "uniform",
         "start": "server",
         "project_initial": False,
+        "mean": "all",
     }
     assert (FedDR().eta_hat, FedDR().alpha, FedDR().init, FedDR().weights) == (1.0, 1.0, "x0", "uniform")
     assert (FedAvg().weights, FedAvg().server_lr, FedProx().weights) == ("samples", 1.0, "samples")

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 #: Left out are equal runs: FedDRII (equal to FedDR), and other steps of FedDR (equal to FedADMM).
 FAMILY: dict[str, tuple[str, ...]] = {
     "FedADMM": ("FedADMM:eta=0.1",),
+    "FedADMM:eta=auto,mean=active": ("FedADMM:eta=auto,mean=active,weights=samples",),
+    "FedADMM:eta=auto,mean=seen": (),
+    "FedPrimalDual:weights=samples": ("FedPrimalDual", "FedPrimalDual:b=5", "FedPrimalDual:weights=samples,b=5"),
     "FedADMM:start=local": ("FedADMM:start=local,eta=0.1",),  # as in the reproduced experiments
     "FedDR": (),
     "FedDRII:mode=upload_first": ("FedDRII:mode=upload_first,eta_hat=10",),
-    "FedDyn": ("FedDyn:alpha=0.1",),
+    "FedDyn": ("FedDyn:alpha=0.1", "FedDyn:alpha=0.1,weights=samples"),
     "FedAvg": ("FedAvg:weights=uniform",),
     "FedProx": ("FedProx:mu=0.01", "FedProx:mu=1"),
-    "Scaffold": (),
+    "Scaffold": ("Scaffold:weights=samples",),
+    "Scaffold:vectors=1": (),
     "FedMid": (),
     "FedDualAvg": (),
     "FedPAQ": (),

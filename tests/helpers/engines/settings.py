@@ -133,6 +133,7 @@ EVERY_ALGORITHM = [
     *(
         linear(f"epochs, {name_of(algorithm)}", algorithm, options=BUDGETS["epochs"], ways=["recorded"], slow=True)
         for algorithm in ALGORITHMS
+        if getattr(algorithm, "vectors", 2) == 2  # Scaffold(vectors=1) needs visits of equal length
     ),
     *(
         smooth(

@@ -113,7 +113,7 @@ def test_solutions_and_replies_know_nothing_they_were_not_told():
 
 
 def test_total_keeps_the_weight_of_those_who_answered_apart_from_that_of_all():
-    total = Total(sum=Broadcast(torch.ones(1)), weight=3.0, count=2, population=10.0)
+    total = Total(sum=Broadcast(torch.ones(1)), weight=3.0, count=2, population=10.0, down=Broadcast(torch.ones(1)))
     assert (total.weight, total.count, total.population) == (3.0, 2, 10.0)
 
 
