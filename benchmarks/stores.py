@@ -52,14 +52,15 @@ def slow_down(rounds: int, steps: int, folder: str, quiet: float) -> None:
         print(f"  {clock}: {ram:.3f} s in RAM, {disk:.3f} s on disk, ratio {disk / ram:.3f}, of pairs {pairs:.3f}")
 
 
-def peaks(names: Sequence[str], rounds: int, quiet: float) -> None:
-    """Compare the peak memory of ours and of the hand-written loop after as many rounds."""
+def peaks(names: Sequence[str], rounds: int, steps: int, quiet: float) -> None:
+    """Compare the peak memory of ours and of the hand-written loop after as many rounds; it does not depend on steps."""
     prepare()
     for name in names:
+        workload = replace(WORKLOADS[name], steps=min(steps, WORKLOADS[name].steps))
         field = [c for c in CONTESTANTS if name in c.workloads and c.name in (LOOPS[0], *OURS)]
-        print(f"{name}: {WORKLOADS[name].describe()}; {rounds + 1} rounds", flush=True)
+        print(f"{name}: {workload.describe()}; {rounds + 1} rounds", flush=True)
         for contestant in field:  # one after another: their memory is no one else's
-            (player,) = play_in_turn([contestant], WORKLOADS[name], rounds, quiet)
+            (player,) = play_in_turn([contestant], workload, rounds, quiet)
             print(f"  {contestant.name}: peak {player.peak / 1e6:,.0f} MB", flush=True)
 
 
@@ -67,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["slowdown", "peak"])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=300, help="local steps of a visit, for slowdown")
+    parser.add_argument("--steps", type=int, default=300, help="most local steps of a visit")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--dir", default=".", help="where the disk store is, for slowdown")
     parser.add_argument("--quiet", type=float, default=0.0, help="seconds to wait for a quiet machine before a round")
@@ -76,7 +77,7 @@ def main() -> None:
     if given.what == "slowdown":
         slow_down(given.rounds, given.steps, given.dir, given.quiet)
     else:
-        peaks(given.workloads, given.rounds, given.quiet)
+        peaks(given.workloads, given.rounds, given.steps, given.quiet)
 
 
 if __name__ == "__main__":
