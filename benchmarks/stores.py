@@ -53,7 +53,7 @@ def slow_down(rounds: int, steps: int, folder: str, quiet: float) -> None:
 
 
 def peaks(names: Sequence[str], rounds: int, steps: int, quiet: float) -> None:
-    """Compare the peak memory of ours and of the hand-written loop after as many rounds; it does not depend on steps."""
+    """Compare the peak memory of ours and of the hand-written loop after as many rounds, of any number of steps."""
     prepare()
     for name in names:
         workload = replace(WORKLOADS[name], steps=min(steps, WORKLOADS[name].steps))
