@@ -251,9 +251,13 @@ def checkpoint_connector(trainer: pl.Trainer) -> Any:
 
 
 def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:
-    """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``."""
+    """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``.
+
+    A subclass that makes links in its own way is left alone.
+    """
+    own = ModelCheckpoint._link_checkpoint
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, ModelCheckpoint):
+        if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
             callback._link_checkpoint = link  # type: ignore[method-assign]
 
 

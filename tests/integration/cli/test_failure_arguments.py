@@ -45,9 +45,9 @@ def test_the_policy_is_an_argument(arguments: list[str], expected: FailurePolicy
     assert server.on_client_error == expected
 
 
-def test_dropouts_are_a_callback() -> None:
-    more = "{class_path: lightning_fed.callbacks.Faults, init_args: {rate: 0.1, trace: {3: [1, 2]}}}"
+def test_faults_are_a_callback() -> None:
+    more = "{class_path: lightning_fed.callbacks.Faults, init_args: {kind: raised, rate: 0.1, trace: {3: [1, 2]}}}"
     cli = main(["--config", CONFIG, "--trainer.logger=false", f"--trainer.callbacks+={more}"], run=False)
     found = next(callback for callback in cli.trainer.callbacks if isinstance(callback, Faults))
-    assert found.rate == 0.1
+    assert (found.kind, found.rate) == ("raised", 0.1)
     assert found.fails(3, 2, seed=0)
