@@ -258,7 +258,7 @@ def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]
     own = ModelCheckpoint._link_checkpoint
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
-            callback._link_checkpoint = link  # type: ignore[method-assign]
+            vars(callback)["_link_checkpoint"] = link
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class Faults(FederatedCallback):
             self._of_size(self.size)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._fault(trainer)
+        if hasattr(trainer.fit_loop, "server"):  # a Trainer without one has no clients that could fail
+            self._fault(trainer)
 
     def fault(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> Fault | None:
         return self._fault(trainer) if self.fails(round, client, trainer.fit_loop.server.seed) else None

@@ -216,6 +216,18 @@ def test_a_full_start_without_enough_clients_is_an_error() -> None:
 # -- the object --------------------------------------------------------------------------------------------------
 
 
+def test_a_trainer_without_a_server_has_no_faults() -> None:
+    trainer = pl.Trainer(
+        callbacks=[faults("too slow")],
+        fast_dev_run=1,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Plain(), datamodule=data_with(None))
+    assert trainer.global_step == 1
+
+
 def test_kinds_are_drawn_apart() -> None:
     kinds = [Faults(kind, rate=0.5, size=1.0 if kind == "too far" else None) for kind in ("raised", "too far")]
     drawn = [[each.fails(k, "c0", seed=1) for k in range(100)] for each in kinds]
