@@ -44,8 +44,8 @@ def main() -> None:
         enable_model_summary=False,
         limit_val_batches=0,  # the federated evaluation reads the test data already
         callbacks=[
-            FederatedServer(FedADMM(eta=0.1), clients_per_round=10, local_steps=20),
-            ModelCheckpoint(  # a client's state is 53 MB: save once at the end, or on interruption
+            FederatedServer(FedADMM(eta="auto", mean="active"), clients_per_round=10, local_steps=20),
+            ModelCheckpoint(  # a client's state is 26 MB: save once at the end, or on interruption
                 args.out / "checkpoints",
                 every_n_epochs=args.rounds,
                 save_last=True,

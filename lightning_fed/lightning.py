@@ -210,11 +210,6 @@ def active_results_of(trainer: pl.Trainer) -> Any:
     return trainer._results
 
 
-def logged_value(results: Any, key: str) -> Any:
-    """The value of a logged metric over all steps; None if it has none."""
-    return results._get_cache(results[key], on_step=False)
-
-
 # -- the trainer's connectors --------------------------------------------------------------------------------------
 
 

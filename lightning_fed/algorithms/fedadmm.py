@@ -9,7 +9,7 @@ from lightning_fed.algorithms.fedadmm_seen import SeenADMM
 from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.algorithms.forwarding import Forwarding
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -117,6 +117,10 @@ class FedADMM(Forwarding):
             return self.inner.traits
         like = replace(self, eta=1.0).traits
         return replace(like, penalty=0.0, plans_steps=True, requires={"plain_sgd": self._why})
+
+    @property
+    def dual_steps(self) -> DualSteps | None:
+        return DualSteps(gain=1.0, rate=1.0, solved=True) if self.mean == "active" else None  # for every eta
 
     @property
     def _why(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, record, start_point, wide
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 from lightning_fed.core.validation import one_of, positive
 
 
@@ -93,3 +93,7 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
     @property
     def traits(self) -> Traits:
         return Traits(penalty=self.alpha)
+
+    @property
+    def dual_steps(self) -> DualSteps:
+        return DualSteps(gain=1.0, rate=1.0, solved=True)

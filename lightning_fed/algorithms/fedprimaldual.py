@@ -10,7 +10,7 @@ from lightning_fed.core.algorithm import Algorithm, Weights, check_g, record, wi
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 from lightning_fed.core.validation import one_of, positive
 from lightning_fed.prox import Prox, Zero
 
@@ -126,9 +126,18 @@ class FedPrimalDual(Algorithm[ServerState, ClientState, Message]):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            penalty=self.rho, plans_steps=self._plans, requires={"plain_sgd": self._why} if self._plans else {}
-        )
+        requires = {"plain_sgd": self._why} if self._plans else {}
+        return Traits(penalty=self.rho, plans_steps=self._plans, requires=requires)
+
+    @property
+    def dual_steps(self) -> DualSteps | None:
+        """Their product; None if one of them only is given, so that it depends on the length of a visit."""
+        if self.sigma is None and self.lam is None:
+            return DualSteps(self.a * self.b, rate=self.a)
+        if self.sigma is None or self.lam is None:
+            return None
+        rate = self.sigma / self.rho if self.rho else None
+        return DualSteps(self.sigma * self.lam, rate, solved=self.rho > 0)
 
     @property
     def _plans(self) -> bool:

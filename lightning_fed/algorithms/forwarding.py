@@ -12,7 +12,7 @@ from lightning_fed.core.algorithm import Algorithm
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 
 
 class Forwarding(Algorithm[Any, Any, Any]):
@@ -62,3 +62,7 @@ class Forwarding(Algorithm[Any, Any, Any]):
     @property
     def traits(self) -> Traits:
         return self.inner.traits
+
+    @property
+    def dual_steps(self) -> DualSteps | None:
+        return self.inner.dual_steps

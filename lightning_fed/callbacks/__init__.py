@@ -4,6 +4,7 @@ from lightning_fed.callbacks.confusion import Confusion
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.faults import Faults
 from lightning_fed.callbacks.figure import FinalFigure
+from lightning_fed.callbacks.optuna_pruning import OptunaPruning
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
@@ -18,6 +19,7 @@ __all__ = [
     "FederatedProgressBar",
     "FinalFigure",
     "LocalTolerance",
+    "OptunaPruning",
     "Sparsity",
     "TheoryMeter",
 ]

@@ -94,6 +94,7 @@ COMMANDS = {
     "compare": "run all algorithms on the synthetic sets",
     "data": "survey the data of the clients",
     "reproduce": "run the paper's experiments",
+    "tune": "search hyper-parameters by successive halving",
 }
 
 

@@ -22,7 +22,7 @@ from lightning_fed.core.records import num_bytes as num_bytes
 from lightning_fed.core.records import record as record
 from lightning_fed.core.records import tree_map as tree_map
 from lightning_fed.core.records import wide as wide
-from lightning_fed.core.traits import Traits
+from lightning_fed.core.traits import DualSteps, Traits
 from lightning_fed.core.zero import Zero
 
 if TYPE_CHECKING:
@@ -127,6 +127,14 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     def traits(self) -> Traits:
         """Facts about the algorithm that engines, checks and theory read."""
         return Traits()
+
+    @property
+    def dual_steps(self) -> DualSteps | None:
+        """Steps of a method whose server adds the duals of all clients to the mean of a cohort; None for others.
+
+        How large they may be depends on sampling and weights, which is checked before a run.
+        """
+        return None
 
 
 def length_of(solution: Solution, who: object) -> float:

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map, wide
+from lightning_fed.core.commit import Commit, StoreAhead
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.round import Engine, Outcome, Step, run_round
-
-
-@dataclass(frozen=True, eq=False)
-class _Commit:
-    """Everything a round changes. Applying it twice is the same as once, so an interrupted commit is just redone."""
-
-    server: Any
-    memories: dict[ClientId, Memory]
-    buffers: dict[str, Tensor]
-    rounds_done: int
-    local_time: int
-    cost: Cost
-
 
 #: Of what a checkpoint says about a federation.
 FORMAT = 2
@@ -98,7 +87,7 @@ class Federation:
         self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and the stationarity measured then
-        self._pending: _Commit | None = None
+        self._pending: Commit | None = None
         self.expelled: list[ClientId] = []  # who have left for good, whatever the data hold
 
     @property
@@ -189,14 +178,14 @@ class Federation:
         """Whether the model is on the CPU, where memories are kept."""
         return self.x0.device.type == "cpu"
 
-    def commit(
+    def prepare(
         self,
         outcome: Outcome,
         buffers: Mapping[str, Tensor] | None = None,
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
         steps: int = 0,
-    ) -> None:
-        """Replace the states of server and clients together.
+    ) -> Commit:
+        """What :meth:`apply` will replace.
 
         Args:
             buffers: the server's new buffers, and frozen parameters that changed.
@@ -211,7 +200,7 @@ class Federation:
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
         for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid], layout=layout)
-        self._pending = _Commit(
+        return Commit(
             outcome.server,
             memories,
             dict(self.buffers if buffers is None else buffers),
@@ -219,7 +208,23 @@ class Federation:
             self.local_time + steps,
             self.cost + outcome.cost,
         )
+
+    def after(self, commit: Commit) -> Federation:
+        """The federation as it will be after a commit, for reading only."""
+        ahead = copy.copy(self)
+        ahead.store = cast(Store, StoreAhead(self.store, commit.memories))  # it refuses to be written to
+        ahead.server, ahead.buffers, ahead.cost = commit.server, commit.buffers, commit.cost
+        ahead.rounds_done, ahead.local_time = commit.rounds_done, commit.local_time
+        return ahead
+
+    def apply(self, commit: Commit) -> None:
+        """Replace the states of server and clients together."""
+        self._pending = commit
         self.settle()
+
+    def commit(self, outcome: Outcome) -> None:
+        """Commit a round without buffers."""
+        self.apply(self.prepare(outcome))
 
     def settle(self) -> None:
         """Finish a commit that was interrupted; does nothing if there is none."""

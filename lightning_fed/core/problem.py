@@ -68,7 +68,8 @@ class Solution:
 
     ``lr_sum`` is the sum of the step sizes, known for plain gradient steps; ``estimate`` the final estimate of the
     gradient of f_i, if the problem has one. Under a tolerance, ``residual`` is the norm of the objective's gradient
-    at ``x``, and ``reached`` tells whether ``residual`` is within the tolerance.
+    at ``x``, and ``reached`` tells whether ``residual`` is within the tolerance. ``reach`` is the
+    :class:`~lightning_fed.core.reach.Reach` of the steps, known for SGD with or without momentum.
     """
 
     x: Tensor
@@ -78,6 +79,7 @@ class Solution:
     estimate: Tensor | None = None
     residual: float = float("nan")
     reached: bool = True
+    reach: float = float("nan")
 
 
 class Local(ABC):

@@ -29,6 +29,13 @@ def positive(owner: object, name: str, hint: str, *, zero: bool = False, upper: 
         raise ValueError(f"{type(owner).__name__}.{name} must be {wanted}{limit}, got {value!r}. {hint}")
 
 
+def below_one(owner: object, name: str, hint: str) -> None:
+    """Refuse an attribute that is not a number in ``[0, 1)``."""
+    value = getattr(owner, name)
+    if not is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"{type(owner).__name__}.{name} must be non-negative and below 1, got {value!r}. {hint}")
+
+
 def whole(owner: object, name: str, minimum: int | None = None, *, optional: bool = False) -> None:
     """Refuse an attribute that is not a whole number, or is below ``minimum``; ``optional`` allows None."""
     value = getattr(owner, name)

@@ -6,11 +6,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_fed.core.failures import Failure
+from lightning_fed.core.failures import NOT_FINITE, TOO_FAR, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Outcome
-from lightning_fed.engines.sequential import ClientError
+from lightning_fed.engines.sequential import ClientError, DivergenceError
 
 #: Failed visits, and none that succeeded, after which a client is taken for gone.
 GONE = 3
@@ -22,6 +22,19 @@ class TooFewClientsError(ClientError):
     def __init__(self, text: str, failures: Mapping[ClientId, Failure]) -> None:
         super().__init__(text)
         self.failures = dict(failures)
+
+
+def is_divergence(error: BaseException) -> bool:
+    """Whether a round failed because models left the finite numbers, or the distance that the policy believes.
+
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(TOO_FAR, "")}))
+    True
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(DROPPED, "")}))
+    False
+    """
+    if isinstance(error, TooFewClientsError):
+        return bool(error.failures) and all(f.kind in (NOT_FINITE, TOO_FAR) for f in error.failures.values())
+    return isinstance(error, DivergenceError)
 
 
 class FailedClients:

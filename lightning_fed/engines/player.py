@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_fed.core.commit import Commit
 from lightning_fed.core.failures import RAISE, Failure, FailurePolicy
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.heap import release_memory
@@ -86,8 +87,10 @@ class RoundPlayer:
             outcome, average = self._averaged(self._survivors(cohort, alone), alone)
             own = None if kept is None else {cid: left.state for cid, left in alone.left.items()}
             schedule, steps = self._advanced(alone)
-            self._rehearse(alone.workspace, outcome, average, steps)
-            federation.commit(outcome, average, own, steps)
+            commit = federation.prepare(outcome, average, own, steps)
+            ahead = self._rehearse(alone.workspace, commit)
+            federation.apply(commit)
+            federation.stationarity = ahead.stationarity
         finally:
             federation.settle()
             self._hand_back(alone, schedule, committed=federation.rounds_done > before)
@@ -173,21 +176,23 @@ class RoundPlayer:
             return alone.workspace.schedule, 0
         return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
 
-    def _rehearse(self, workspace: Workspace, outcome: Outcome, buffers: Any, steps: int) -> None:
-        """Have callbacks look at the server's new model before the round counts, as they would see it afterwards."""
+    def _rehearse(self, workspace: Workspace, commit: Commit) -> Federation:
+        """Have callbacks look at the federation before the round counts, as they would see it afterwards."""
         federation, module, began = self.federation, self.trainer.lightning_module, time.monotonic()
+        ahead = federation.after(commit)
         if federation.started and listening(self.trainer, "on_round_played"):
             workspace.reset()
-            restore_state(module, federation.buffers if buffers is None else buffers)
-            overwrite(parameters_of(module), federation.layout.split(outcome.server.x_bar))
-            seed_global(self.settings.work.seed, federation.rounds_done + 1, "server")
+            restore_state(module, ahead.buffers)
+            overwrite(parameters_of(module), federation.layout.split(ahead.server.x_bar))
+            seed_global(self.settings.work.seed, ahead.rounds_done, "server")
             before = federation.local_time
-            federation.local_time += steps
+            federation.local_time = ahead.local_time
             try:
-                notify(self.trainer, "on_round_played", federation.rounds_done)
+                notify(self.trainer, "on_round_played", federation.rounds_done, ahead)
             finally:
                 federation.local_time = before
         self.rehearsal = time.monotonic() - began
+        return ahead
 
     def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
         """Restore the module to the server's state."""

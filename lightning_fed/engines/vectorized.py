@@ -11,6 +11,7 @@ from lightning_fed.core.layout import is_finite, overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.problem import Local, LocalProblem, Solution
+from lightning_fed.core.reach import Reach
 from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Step
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
@@ -151,8 +152,9 @@ class VectorizedEngine:
                 unbind_copy: Any = torch.unbind_copy  # torch's stubs declare that it returns None
                 points = unbind_copy(answers.x)  # copies: a view in one client's state would keep the whole stack
                 for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
+                    reach = Reach.of(plan.steps, answers.lr, answers.momentum, asked[i].question.rho)
+                    found = Solution(x, loss, plan.steps, plan.steps * answers.lr, reach=reach)
                     with self.alone.naming(visits[i].client):
-                        found = Solution(x, loss, plan.steps, plan.steps * answers.lr)
                         talks[i].answers.append(talks[i].alone.spoiled(found))
                     visits[i].question = None if asked[i].is_mapped else asked[i].question
         stacked = Replies.of(*(replies[i] for i in range(len(visits))))

@@ -11,7 +11,8 @@ from torch import Generator, Tensor
 
 from lightning_fed.core.problem import Local, LocalProblem, Question, Solution
 from lightning_fed.core.randomness import torch_generator
-from lightning_fed.core.validation import is_whole, whole
+from lightning_fed.core.reach import Reach
+from lightning_fed.core.validation import below_one, is_whole, whole
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 
 
@@ -119,6 +120,7 @@ class GradientDescent:
         until: a :class:`~lightning_fed.theory.Tolerance`, or a number that the norm of the local problem's gradient
             must not exceed. If the start is good enough, it is the solution, without a step.
         batch_size: number of samples in a batch; all of them if None.
+        momentum: of the steps, in [0, 1), from rest in every visit; algorithms that need plain steps refuse it.
 
     >>> f = Quadratic.scalar(1.0, 3.0)
     >>> zero = torch.zeros(1, dtype=torch.float64)
@@ -131,13 +133,17 @@ class GradientDescent:
     lr: float
     until: Tolerance | float | None = None
     batch_size: int | None = None
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         whole(self, "batch_size", 1, optional=True)
+        below_one(self, "momentum", "0 for plain gradient steps.")
         if not is_whole(self.steps) or self.steps < 1 or not 0 < self.lr < float("inf"):
             raise ValueError(f"GradientDescent needs steps >= 1 and lr > 0, got steps={self.steps!r}, lr={self.lr!r}.")
         if self.until is not None:
             object.__setattr__(self, "until", as_tolerance(self.until))
+            if self.momentum:
+                raise ValueError(f"GradientDescent(until=...) takes plain steps, got momentum={self.momentum:g}.")
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
         return self.solve(f, LocalProblem(start, Question(linear, rho, center)))
@@ -152,15 +158,19 @@ class GradientDescent:
                 )
             return self._until(self.until, f, problem.question, problem.start, steps, round)
         question, x, v, losses = problem.question, problem.start, problem.estimate, []
+        velocity = torch.zeros_like(x)
         for k in range(steps):
             part = self._batch(f, rng)
             at = x if problem.evaluate_at is None else problem.evaluate_at(x, k * self.lr)
             losses.append(float(part(at)))
             slope = part.grad(at)
-            x = x - self.lr * question.gradient(x, slope if v is None else v)
+            direction = question.gradient(x, slope if v is None else v)
+            velocity = self.momentum * velocity + direction if self.momentum else direction
+            x = x - self.lr * velocity
             x = x if problem.after_step is None else problem.after_step(x, self.lr)
             v = None if v is None else v + part.grad(x) - slope
-        return Solution(x, loss=sum(losses) / steps, steps=steps, lr_sum=steps * self.lr, estimate=v)
+        reach = Reach.of(steps, self.lr, self.momentum, question.rho)
+        return Solution(x, sum(losses) / steps, steps, lr_sum=steps * self.lr, estimate=v, reach=reach)
 
     def _batch(self, f: Loss, rng: Generator | None) -> Loss:
         if self.batch_size is None:
@@ -184,7 +194,10 @@ class GradientDescent:
             gradient = question.gradient(x, f.grad(x))
         loss = sum(losses) / len(losses) if losses else float("nan")
         residual = float(gradient.norm())
-        return Solution(x, loss, len(losses), len(losses) * self.lr, residual=residual, reached=residual <= limit)
+        reach = Reach.of(len(losses), self.lr, rho=question.rho)
+        return Solution(
+            x, loss, len(losses), len(losses) * self.lr, residual=residual, reached=residual <= limit, reach=reach
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Solution
 from lightning_fed.core.round import Step, run_round
 from lightning_fed.core.validation import is_whole
-from lightning_fed.laboratory.quadratic import Exact, GradientDescent, Loss, Oracle, Solver
+from lightning_fed.laboratory.quadratic import Loss, Oracle, Solver
+from lightning_fed.laboratory.solvers import planned_lr_sum, solvers_for
 from lightning_fed.sampling import Full, Sampler
 
 
@@ -96,8 +97,8 @@ def simulate(
     _check_what_is_given(clients, rounds, cohorts, events, sampler)
     n = len(clients)
     past = History() if resume is None else resume
-    solvers = _solvers(algorithm, solver, n)
-    work = LocalWork(seed, lr_sum=_planned_lr_sum(solvers, [algorithm.weight(f.num_examples) for f in clients]))
+    solvers = solvers_for(algorithm, solver, n)
+    work = LocalWork(seed, lr_sum=planned_lr_sum(solvers, [algorithm.weight(f.num_examples) for f in clients]))
     algorithm = algorithm.planned(work.lr_sum)
     start = _start(x0, clients[0]) if resume is None else _last_model(resume, x0, algorithm, n)
     delays: list[int] = []
@@ -189,31 +190,6 @@ def _check_single_exchange(algorithm: Algorithm[Any, Any, Any]) -> None:
         raise ValueError(
             f"{name} visits clients {times} times in a round, but an event is a single upload. Use rounds=."
         )
-
-
-def _solvers(algorithm: Algorithm[Any, Any, Any], solver: Solver | Sequence[Solver] | None, n: int) -> Sequence[Solver]:
-    """One solver per client."""
-    solvers = [solver or Exact()] * n if not isinstance(solver, Sequence) else solver
-    if len(solvers) != n:
-        raise ValueError(f"simulate got {len(solvers)} solvers for {n} clients. Give one, or one for each.")
-    _check_solvers(algorithm, solvers)
-    return solvers
-
-
-def _check_solvers(algorithm: Algorithm[Any, Any, Any], solvers: Sequence[Solver]) -> None:
-    if algorithm.traits.plain_sgd and any(isinstance(s, GradientDescent) and s.until is not None for s in solvers):
-        raise ValueError(
-            f"{type(algorithm).__name__} asks for steps, not for a minimiser, so a tolerance has no meaning."
-            f" Omit until=. ({algorithm.traits.plain_sgd})"
-        )
-
-
-def _planned_lr_sum(solvers: Sequence[Solver], weights: Sequence[float]) -> float:
-    """The planned sum of step sizes of a visit, as the weighted mean over clients; nan without gradient steps."""
-    planned = [s.steps * s.lr if isinstance(s, GradientDescent) else float("nan") for s in solvers]
-    if len(set(planned)) == 1:
-        return planned[0]  # not rounded by taking a mean
-    return sum(w * length for w, length in zip(weights, planned, strict=True)) / sum(weights)
 
 
 def _warn_of_unreached(history: History) -> None:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_fed.core.layout import Layout, overwrite, parameters_of
 from lightning_fed.core.problem import LocalProblem
+from lightning_fed.core.reach import Reach
 from lightning_fed.lightning import collect_rng_states, pl
 
 
@@ -30,13 +31,23 @@ class AugmentedGradient:
         slope_again: Callable[..., Tensor] | None = None,
     ) -> None:
         self.rho, self.estimate = problem.question.rho, problem.estimate
-        self.lr_sum = 0.0
+        self.lr_sum, self._reach = 0.0, Reach(problem.question.rho)
         self._slope_again = slope_again
         self._module, self._layout = module, layout
         self._after_step, self._evaluate_at = problem.after_step, problem.evaluate_at
         self._held: Tensor | None = None
         self._stepping = False
         self._question = problem.question
+
+    @property
+    def reach(self) -> float:
+        """How far the steps go if every gradient is 1; known for SGD."""
+        return self._reach.length
+
+    def count(self, lr: float, momentum: float = 0.0) -> None:
+        """Count a step of size ``lr``."""
+        self.lr_sum += lr
+        self._reach.step(lr, momentum)
 
     @property
     def plain(self) -> bool:
@@ -66,11 +77,12 @@ class AugmentedGradient:
             self._write(self._evaluate_at(self._held, self.lr_sum))
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Add the step size to ``lr_sum``, map the new point, and update the estimate; nothing if no step was taken."""
+        """Count the step, map the new point, and update the estimate; nothing if no step was taken."""
         if not self._stepping:
             return
-        lr = float(optimizer.param_groups[0].get("lr", float("nan")))
-        self.lr_sum += lr
+        group = optimizer.param_groups[0]
+        lr = float(group.get("lr", float("nan")))
+        self.count(lr, float(group.get("momentum", 0.0)))
         if self._after_step is not None:
             self._write(self._after_step(self._read(), lr))
         if self.estimate is not None and self._slope_again is not None:

@@ -55,10 +55,10 @@ class ModuleLocal(Local):
             if tolerance is not None:
                 visit.certificate = Certificate(visit.question, tolerance, visit.round, self._point, self.slope)
                 if visit.certificate.holds:
-                    return Solution(start, lr_sum=0.0, residual=visit.certificate.residual)
+                    return Solution(start, lr_sum=0.0, residual=visit.certificate.residual, reach=0.0)
         question = AugmentedGradient(module, self.layout, problem, self.slope_again)
         loss, steps = self.loop.run(visit, question)
-        solution = Solution(self._point(), loss, steps, question.lr_sum, question.estimate)
+        solution = Solution(self._point(), loss, steps, question.lr_sum, question.estimate, reach=question.reach)
         if (reached := visit.certificate) is None:
             return solution
         return replace(solution, residual=reached.residual, reached=reached.holds)

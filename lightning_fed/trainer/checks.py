@@ -21,6 +21,7 @@ from lightning_fed.lightning import (
     pl,
 )
 from lightning_fed.sampling import Sampler
+from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance
 from lightning_fed.trainer.eligibility import why_not_plain
 from lightning_fed.trainer.hooks import is_server
@@ -40,6 +41,7 @@ def check_setup(
     _check_data(trainer.datamodule)
     _check_sampler(trainer.datamodule.client_ids, algorithm, sampler)
     _check_batches(trainer.datamodule, work)
+    _warn_of_instability(trainer.datamodule, algorithm, sampler)
 
 
 def check_trainer(trainer: pl.Trainer) -> None:
@@ -111,19 +113,34 @@ def _check_batches(data: FederatedDataModule, work: LocalWork) -> None:
             )
 
 
-def _check_plain(trainer: pl.Trainer, why: str) -> None:
-    """Refuse local steps other than ``x - lr * gradient``."""
+def _warn_of_instability(data: FederatedDataModule, algorithm: Algorithm[Any, Any, Any], sampler: Sampler) -> None:
+    """Warn of dual and server steps that this sampling and these weights may not bear."""
+    if algorithm.dual_steps is None:
+        return
+    weights = [algorithm.weight(data.num_examples(cid)) for cid in data.client_ids]
+    found = stability_of(algorithm.dual_steps, weights, sampler)
+    if not found.safe:
+        warnings.warn(
+            f"{type(algorithm).__name__} may diverge with ab = dual step * server step = {found.ab:.3g}:"
+            f" {found.reason(data.client_ids[found.client])} (docs/primal_dual.md). Use {', or '.join(found.cures)}.",
+            stacklevel=2,
+        )
+
+
+def _check_sgd(trainer: pl.Trainer, why: str, momentum: bool = False) -> None:
+    """Refuse local steps other than ``x - lr * gradient``, and with ``momentum`` other than those of SGD."""
     found = None
     if not trainer.lightning_module.automatic_optimization:
         found = "manual optimisation"
     elif len(trainer.optimizers) != 1:
         found = ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
-    elif reason := why_not_plain(trainer.optimizers[0], decay=True):
+    elif reason := why_not_plain(trainer.optimizers[0], decay=True, momentum=momentum):
         found = reason
     elif trainer.gradient_clip_val:
         found = "gradient clipping"
     if found:
-        raise ValueError(f"Local steps must be plain SGD with one learning rate, got {found}. {why}")
+        kind = "SGD" if momentum else "plain SGD"
+        raise ValueError(f"Local steps must be {kind} with one learning rate, got {found}. {why}")
 
 
 def check_tolerance(tolerance: Tolerance | None, algorithm: Algorithm[Any, Any, Any]) -> None:
@@ -146,7 +163,9 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
             " federation exist once per round. Use interval 'epoch'."
         )
     if algorithm.traits.plain_sgd is not None:
-        _check_plain(trainer, algorithm.traits.plain_sgd)
+        _check_sgd(trainer, algorithm.traits.plain_sgd)
+    if algorithm.traits.sgd is not None:
+        _check_sgd(trainer, algorithm.traits.sgd, momentum=True)
     decays = {float(group.get("weight_decay", 0.0)) for o in trainer.optimizers for group in o.param_groups} - {0.0}
     if decays and algorithm.traits.no_weight_decay is not None:
         raise ValueError(

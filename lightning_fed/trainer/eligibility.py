@@ -87,17 +87,22 @@ def needs_hooks(trainer: pl.Trainer) -> str | None:
 # -- plain SGD -----------------------------------------------------------------------------------------------------
 
 
-def why_not_plain(optimizer: Optimizer, decay: bool = False, rates: bool = False) -> str | None:
+def why_not_plain(optimizer: Optimizer, decay: bool = False, rates: bool = False, momentum: bool = False) -> str | None:
     """Why the steps of an optimiser are not ``x - lr * gradient`` with one lr; None if they are.
 
     Args:
         decay, rates: whether weight decay, and groups with different learning rates, count as plain.
+        momentum: whether momentum does, if all groups have the same and it is neither dampened nor Nesterov's.
     """
     groups = optimizer.param_groups
     if type(optimizer) is not SGD:
         return type(optimizer).__name__
-    if any(group["momentum"] or group["nesterov"] for group in groups):
+    if not momentum and any(group["momentum"] or group["nesterov"] for group in groups):
         return "SGD with momentum"
+    if any(group["nesterov"] or group["dampening"] for group in groups if group["momentum"]):
+        return "SGD with Nesterov's or dampened momentum"
+    if len({float(group["momentum"]) for group in groups}) > 1:
+        return "different momenta"
     if any(group["maximize"] for group in groups):
         return "SGD that maximises"
     if not rates and len({float(group["lr"]) for group in groups}) > 1:

@@ -23,6 +23,15 @@ FOUND = [
 FIRST, *BLOCKS = FOUND
 
 
+def test_the_tests_that_the_page_on_theorems_names_exist() -> None:
+    defined = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "primal_dual.md").read_text()))
+    assert len(named) > 10
+    assert named <= defined
+
+
 @pytest.fixture(autouse=True)
 def _finish_wandb() -> object:
     yield

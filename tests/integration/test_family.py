@@ -16,14 +16,18 @@ from lightning_fed import FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import (
     Algorithm,
     Compressed,
+    FedAdam,
     FedADMM,
+    FedAvgM,
     FedDRII,
     FedDualAvg,
     FedDyn,
     FedLin,
     FedMid,
+    FedNova,
     FedPD,
     FedSplit,
+    FedYogi,
     ParallelDRS,
     Scaffold,
 )
@@ -41,6 +45,10 @@ PARTIAL: list[Algorithm] = [
     Scaffold(option=2, server_lr=0.7),
     FedMid(g=L1(0.1), server_lr=0.8),
     FedDualAvg(g=L1(0.1), weights="samples"),
+    FedAvgM(),
+    FedAdam(server_lr=0.1),
+    FedNova(stragglers=0.6),
+    FedNova(mu=2.0, stragglers=0.6),
 ]
 EVERYBODY: list[Algorithm] = [
     ParallelDRS(eta_hat=0.5, alpha=1.5, g=Box(-0.2, 0.2)),
@@ -153,6 +161,8 @@ SCALAR = 1 / D  # the length of the local steps goes up with the vector
         (Scaffold(1), 2, 2),
         (Scaffold(2), 2, 2),
         (FedMid(), 1, 1 + SCALAR),
+        (FedNova(), 1, 1 + SCALAR),
+        (FedYogi(), 1, 1),
         (FedDualAvg(), 1, 1 + SCALAR),
     ],
     ids=repr,
@@ -204,8 +214,9 @@ class Manual(Net):
         (Scaffold(2), r"Scaffold\(option=2\) computes gradients from the local steps"),
         (FedMid(L1(0.1)), "FedMid takes the prox of g for the length of an SGD step"),
         (FedDualAvg(L1(0.1)), "FedDualAvg sums plain gradients in its dual variable"),
+        (FedNova(mu=0.1), "FedNova divides by the length of the local steps, which it knows with mu > 0 only for"),
     ],
-    ids=["Scaffold", "FedMid", "FedDualAvg"],
+    ids=["Scaffold", "FedMid", "FedDualAvg", "FedNova"],
 )
 @pytest.mark.parametrize(
     ("module", "options", "found"),

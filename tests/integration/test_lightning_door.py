@@ -41,7 +41,6 @@ PRIVATE = {
     "_checkpoint_connector": lambda trainer: trainer,
     "_current_fx": lambda trainer: trainer._logger_connector,
     "_callback_metrics": lambda trainer: trainer._logger_connector,
-    "_get_cache": lambda trainer: door.ResultCollection,
     "_current_fx_name": lambda trainer: pl.LightningModule(),
     "_param_requires_grad_state": lambda trainer: pl.LightningModule(),
     "_metric_attributes": lambda trainer: pl.LightningModule(),

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedMid, FedPAQ
 from lightning_fed.core import Solution, Total, tree_map
+from lightning_fed.core.reach import Reach
 from lightning_fed.prox import L1
 from lightning_fed.transforms import TopK
 
@@ -46,7 +47,7 @@ class Diagonal:
             x = x - LR * ((slope if v is None else v) + linear + rho * (x - center))
             x = x if after_step is None else after_step(x, LR)
             v = None if v is None else v + self.gradient(x) - slope
-        return Solution(x, lr_sum=STEPS * LR, estimate=v)
+        return Solution(x, lr_sum=STEPS * LR, estimate=v, reach=Reach.of(STEPS, LR, rho=rho))
 
     def rng(self, purpose):
         return torch.Generator()

@@ -62,5 +62,5 @@ def test_a_run_of_something_else_is_refused():
         simulate(FedADMM(), clients[:2], rounds=1, resume=half)
     with pytest.raises(ValueError, match="got 3 clients, but resume= is a run of 0"):
         simulate(FedADMM(), clients, rounds=1, resume=History())
-    with pytest.raises(ValueError, match=r"FedAvg cannot resume from a history that holds .*fedadmm states"):
+    with pytest.raises(ValueError, match=r"FedAvg cannot resume from a history that holds .*fedadmm_paper states"):
         simulate(FedAvg(), clients, rounds=1, resume=half)

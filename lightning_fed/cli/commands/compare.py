@@ -10,10 +10,10 @@ import wandb
 
 from lightning_fed.cli.commands.reproduce import QUICK_ROUNDS, QUICK_STEPS, whole_number
 from lightning_fed.cli.experiments import comparison, report
-from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS
+from lightning_fed.cli.experiments.comparison import FAMILY, FIRST_ROUNDS, ON_WRITERS
 from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
-from lightning_fed.cli.experiments.settings import parse_algorithm, synthetic
+from lightning_fed.cli.experiments.settings import femnist, parse_algorithm, synthetic
 from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
@@ -21,7 +21,8 @@ from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 def main(args: list[str] | None = None) -> None:
     parser = _parser()
     asked = parser.parse_args(args)
-    family: dict[str, tuple[str, ...]] = FAMILY if asked.only is None else dict.fromkeys(asked.only, ())
+    default = FAMILY if asked.data is None else ON_WRITERS
+    family: dict[str, tuple[str, ...]] = default if asked.only is None else dict.fromkeys(asked.only, ())
     try:
         runs = _runs(asked, comparison.labels(family))
         for run in runs:
@@ -43,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=whole_number, help="number of rounds (default: 100)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--sets", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a = b of the synthetic sets")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="FEMNIST as LEAF JSON, npz by writer, parquet or NIST: compare on 30 of its writers, with LEAF's network",
+    )
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="run only these: FedAvg FedProx:mu=1 FedAvg+TopK:k=99"
     )
@@ -72,11 +78,14 @@ def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
         evaluate_every=asked.evaluate_every,
         evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
     )
-    execution = Execution(threads=asked.threads, compile=not asked.quick)  # runs are short, but share compiled code
+    real = asked.data is not None
+    # runs on synthetic sets are short, but share compiled code; the network of the writers is not compiled
+    execution = Execution(threads=asked.threads, compile="auto" if real else not asked.quick, keep_checkpoint=real)
+    settings = [femnist(asked.data)] if real else [synthetic(s) for s in asked.sets]
     return [
-        Run(synthetic(s), label, parse_algorithm(label), seed, out, recipe, execution, experiment="compare")
+        Run(setting, label, parse_algorithm(label), seed, out, recipe, execution, experiment="compare")
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)
-        for s in asked.sets
+        for setting in settings
         for label in labels
     ]
 

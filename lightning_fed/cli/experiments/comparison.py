@@ -30,6 +30,11 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedDyn": ("FedDyn:alpha=0.1", "FedDyn:alpha=0.1,weights=samples"),
     "FedAvg": ("FedAvg:weights=uniform",),
     "FedProx": ("FedProx:mu=0.01", "FedProx:mu=1"),
+    "FedAvgM": ("FedAvgM:beta=0.5",),
+    "FedAdam": ("FedAdam:server_lr=0.03",),
+    "FedYogi": ("FedYogi:server_lr=0.03",),
+    "FedAdagrad": ("FedAdagrad:server_lr=0.3",),
+    "FedNova": (),  # equal to FedAvg here, because all clients take as many steps
     "Scaffold": ("Scaffold:weights=samples",),
     "Scaffold:vectors=1": (),
     "FedMid": (),
@@ -42,6 +47,19 @@ FAMILY: dict[str, tuple[str, ...]] = {
     "FedSplit": ("FedSplit:s=10",),
     "FedLin": (),
 }
+
+#: On writers, where a run takes half an hour: the methods that a user chooses between.
+ON_WRITERS: dict[str, tuple[str, ...]] = {
+    "FedADMM:eta=auto,mean=active": (),
+    "FedPrimalDual:weights=samples": (),
+    "FedAvg": (),
+    "FedADMM:start=local": (),
+    "FedDyn:alpha=0.1": (),
+    "Scaffold": (),
+}
+
+#: Test accuracies whose first rounds and bytes the table tells.
+LEVELS = (0.6, 0.7, 0.8)
 
 #: First rounds, which are always evaluated, and the rounds of the table.
 FIRST_ROUNDS, MARKS = (1, 2, 3), (10, 50, 100)
@@ -79,6 +97,7 @@ def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str
     budget = min((total for label in rows.values() if (total := _sent(algorithms[label]))), default=0.0)
     header = ["algorithm", "clients"]
     header += [f"{what}, round {mark}" for what in ("train loss", "test accuracy") for mark in marks(rounds)]
+    header += [f"rounds (MB) to {level:.0%}" for level in LEVELS]
     header += [f"test accuracy after {budget:.3g} MB", "MB", "local steps", "full gradients"]
     lines = [header, ["---"] * len(header)]
     for name, label in rows.items():
@@ -86,6 +105,7 @@ def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str
         line = [f"`{name}`" if name == label else f"`{label}`{name.removeprefix(label)}"]
         line += ["all" if runs[0].cohort is None else f"{CLIENTS_PER_ROUND} of {CLIENTS}"]
         line += [_after(runs, metric, mark) for metric in ("train_loss", "test_accuracy") for mark in marks(rounds)]
+        line += [_first_above(runs, level) for level in LEVELS]
         line += [_at_budget(runs, budget), _number(_sent(runs))]
         lines.append(line + [_number(_last(runs, f"federated/{what}")) for what in ("local_steps", "full_gradients")])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -141,6 +161,16 @@ def _last(runs: Sequence[Run], name: str) -> float | None:
 def _sent(runs: Sequence[Run]) -> float | None:
     down, up = (_last(runs, f"federated/{name}") for name in ("bytes_down", "bytes_up"))
     return None if down is None or up is None else (down + up) / 1e6
+
+
+def _first_above(runs: Sequence[Run], level: float) -> str:
+    """First evaluated round whose mean test accuracy over seeds is at least ``level``, and megabytes until then."""
+    histories = [run.history() for run in runs]
+    for rows in zip(*histories, strict=False):
+        accuracies = [row.get("federated/test_accuracy", math.nan) for row in rows]
+        if statistics.mean(accuracies) >= level:  # never, where a value is missing
+            return f"{rows[0]['round'] + 1:.0f} ({_number(statistics.mean(map(megabytes, rows)))})"
+    return "-"
 
 
 def _at_budget(runs: Sequence[Run], budget: float) -> str:

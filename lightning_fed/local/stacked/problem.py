@@ -47,9 +47,10 @@ def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The solutions (m, d) of a stack, the clients' mean losses, the step size, and the log of their steps."""
+    """The solutions (m, d) of a stack, the clients' mean losses, step size and momentum, and the log of their steps."""
 
     x: Tensor
     losses: list[float]
     lr: float
+    momentum: float
     log: StepLog

@@ -76,7 +76,7 @@ class StackedLocal:
             )
 
     def solve(self, problem: StackedProblem, plans: Sequence[Plan]) -> Answers:
-        log, lr = StepLog(), float(self.trainer.optimizers[0].param_groups[0]["lr"])
+        log, group = StepLog(), self.trainer.optimizers[0].param_groups[0]
         x, losses = torch.empty_like(problem.start), torch.empty(len(plans), dtype=torch.float64)
         for ids in self._stacks(plans):
             # fill the stack up with copies of the first client; their solutions are dropped
@@ -84,7 +84,7 @@ class StackedLocal:
             run = _Run(self, problem.of_some(members), [plans[i] for i in members], ids, log)
             x[ids], losses[ids] = run.go()
         vars(self.trainer.optimizers[0])["_opt_called"] = True  # schedulers warn if no optimiser step came before
-        return Answers(x, losses.tolist(), lr, log)
+        return Answers(x, losses.tolist(), float(group["lr"]), float(group.get("momentum", 0.0)), log)
 
     def _stacks(self, plans: Sequence[Plan]) -> list[list[int]]:
         """Group clients into stacks by the shape of their batches."""

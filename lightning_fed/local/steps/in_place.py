@@ -183,7 +183,7 @@ class FusedStep(LeanStep):
             torch._foreach_add_(sloping, [p.grad for p in sloping], alpha=-lr)
         self.factors.found.clear()
         vars(self.optimizer)["_opt_called"] = True  # schedulers warn if no optimiser step came before
-        self.augmented.lr_sum += lr
+        self.augmented.count(lr)
 
 
 def _move(

@@ -23,6 +23,7 @@ from lightning_fed.algorithms import (
     FedDualAvg,
     FedDyn,
     FedMid,
+    FedNova,
     FedPAQ,
     FedProx,
     FedSplit,
@@ -219,6 +220,7 @@ OF_UNEVEN_CLIENTS = [
         for budget, options in BUDGETS.items()
     ),
     linear("momentum, blocks", FedAvg(), SGD, options=EPOCHS, patches=BLOCKS, slow=True),
+    linear("momentum, unlike numbers of steps", FedNova(), SGD, options=EPOCHS, ways=["recorded"], slow=True),
     *(
         linear(
             f"{budget}, three in a round",

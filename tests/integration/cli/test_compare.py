@@ -154,6 +154,15 @@ def test_accuracy_at_equal_bytes_lies_on_the_line_between_evaluations() -> None:
     assert found["FedAvg"]["test accuracy after 3 MB"] == "0.2000"  # halfway between 0.1 after 2 MB and 0.3 after 4
 
 
+def test_the_table_tells_the_first_round_and_the_megabytes_at_which_a_level_is_reached() -> None:
+    runs = [
+        recorded("FedAvg", 0, [1.0, 1.3, 1.5], 2.0),
+        recorded("FedAvg", 1, [1.0, 1.1, 1.5], 2.0),
+    ]  # accuracy is half
+    found = table(markdown({"FedAvg": runs}, {"FedAvg": ()}))["FedAvg"]
+    assert [found[f"rounds (MB) to {level}"] for level in ("60%", "70%", "80%")] == ["2 (4)", "3 (6)", "-"]
+
+
 def test_the_best_of_what_was_tried_is_that_with_the_least_train_loss_in_the_end() -> None:
     tried = {"FedProx": [0.1, 0.1, 0.5], "FedProx:mu=1": [9.0, 9.0, 0.4], "FedProx:mu=0.01": [0.1, 0.1]}
     runs = {label: [recorded(label, 0, losses)] for label, losses in tried.items()}
