@@ -92,30 +92,36 @@ def data(scenario: Scenario) -> FederatedDataModule:
     return FederatedDataModule({f"f{i:06}": TensorDataset(*part) for i, part in enumerate(parts)}, batch_size=10)
 
 
+def now() -> tuple[float, float]:
+    """Seconds of the clock, and of this process on the CPU, which the load of the machine decides less."""
+    return time.perf_counter(), time.process_time()
+
+
 class Clock(pl.Callback):
-    """Notes every round: its training in ``seconds`` and ``cpu`` seconds, and with its checkpoint in ``whole``."""
+    """Notes every round: seconds of the clock and of the CPU for its training, and for its checkpoint (``save``)."""
 
     def __init__(self, every: int) -> None:
-        self.every, self.begun = every, time.perf_counter()
-        self.start: float | None = None  # seconds until the first round began
+        self.every, self.begun = every, (0.0, 0.0)
+        self.start: tuple[float, float] | None = None  # seconds until the first round began
         self.rounds: list[dict[str, Any]] = []
         self._began = self._ended = (0.0, 0.0)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._began = time.perf_counter(), time.process_time()
+        self._began = now()
         if self.start is None:
-            self.start = self._began[0] - self.begun
+            self.start = self._began[0] - self.begun[0], self._began[1] - self.begun[1]
         else:
             self._close()
+            self._began = now()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        now = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        seconds, cpu = (end - began for end, began in zip(now(), self._began, strict=True))
         visited = len(trainer.fit_loop.server.federation.store)
-        self.rounds.append({"round": trainer.current_epoch, "seconds": now[0], "cpu": now[1], "visited": visited})
-        self._ended = time.perf_counter(), time.process_time()
+        self.rounds.append({"round": trainer.current_epoch, "seconds": seconds, "cpu": cpu, "visited": visited})
+        self._ended = now()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._began = time.perf_counter(), time.process_time()
+        self._began = now()
         self._close()
 
     def _close(self) -> None:
@@ -148,7 +154,7 @@ def fit(scenario: Scenario, folder: Path, every: int, resume: bool = False) -> t
         enable_model_summary=False,
         accelerator="cpu",
     )
-    clock.begun = time.perf_counter()
+    clock.begun = now()
     trainer.fit(module, datamodule=held, ckpt_path="last" if resume else None)
     return clock, server, module
 

@@ -50,7 +50,7 @@ def test_ten_thousand_rounds_leave_nothing_behind(tmp_path: Path) -> None:
 def test_rounds_do_not_get_slower_with_the_clients_visited(scenario: str, tmp_path: Path) -> None:
     found = figures(scenario, tmp_path)
     assert found["visited"] > {"many": 3_500, "visited": 50_000}[scenario]
-    assert max(found["start"], found["start_again"]) < 5
+    assert max(found["start"][1], found["start_again"][1]) < 5  # of CPU time
     assert found["cpu_last"] < 1.2 * found["cpu_first"] + 0.002
     assert found["descriptors"][1] <= found["descriptors"][0]
-    assert found["growth_from_round_20"] < 300
+    assert found["growth_from_round_20"] < {"many": 300, "visited": 600}[scenario]  # the cache, and batches of clients
