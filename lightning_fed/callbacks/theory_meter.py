@@ -9,6 +9,7 @@ from lightning_fed.core.randomness import numpy_generator, torch_generator
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient, stationarity
+from lightning_fed.evaluation.personal import as_client
 from lightning_fed.lightning import pl
 from lightning_fed.theory.bounds import distance_to_solution, eta_min
 from lightning_fed.theory.residuals import penalty_bound
@@ -58,7 +59,8 @@ class TheoryMeter(FederatedCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_differentiable(pl_module, "leave TheoryMeter out")
-        layout, rounds_done = Layout.of(pl_module), trainer.fit_loop.server.rounds_done
+        server = trainer.fit_loop.server
+        layout, rounds_done = Layout.of(pl_module, server.personal), server.rounds_done
         self._judge(trainer, self._lipschitz(trainer, layout, rounds_done))
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
@@ -100,11 +102,12 @@ class TheoryMeter(FederatedCallback):
         server, ids = trainer.fit_loop.server, trainer.datamodule.client_ids
         key = (server.seed, rounds_done, "theory")
         drawn = numpy_generator(*key).choice(len(ids), min(self.clients, len(ids)), replace=False)
-        found = [
-            client_curvature(trainer, layout, ids[i], torch_generator(*key, ids[i]), iterations=self.iterations)
-            for i in sorted(drawn)
-        ]
-        return max(curvature.L for curvature in found)
+        found = []
+        for cid in (ids[i] for i in sorted(drawn)):
+            with as_client(trainer, cid):
+                generator = torch_generator(*key, cid)
+                found.append(client_curvature(trainer, layout, cid, generator, iterations=self.iterations).L)
+        return max(found)
 
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""

@@ -73,7 +73,7 @@ class SequentialEngine:
         workspace: the server's snapshot, restored before each visit.
         layout: order of the parameters in ``x``.
         round: number of the round, for randomness and messages.
-        kept: the store with the clients' own buffers, or None if clients get the server's buffers.
+        kept: the store with what clients keep to themselves, or None if clients get everything from the server.
         policy: what becomes of clients that fail.
 
     ``faults`` has the clients that are to fail, and how, for studies of robustness.
@@ -140,7 +140,7 @@ class SequentialEngine:
         return reply
 
     def prepare(self, visit: Visit) -> None:
-        """Restore the module to the beginning of the round, with the client's own buffers if it has any."""
+        """Restore the module to the beginning of the round, with what the client keeps to itself."""
         self.workspace.reset(self._own_state(visit.client))
 
     def answer(
@@ -152,7 +152,7 @@ class SequentialEngine:
         with self.naming(cid):
             reply = step(state, down, self.local(visit))
             left = self.workspace.left(visit.step, visit.optimizer_steps, given)
-        self.check(cid, reply)
+        self.check(cid, reply, left.own)
         self.take(cid, reply, left)
         if any(stream.changed() for stream in streams):
             self.drew = cid if self.drew is None else self.drew
@@ -202,11 +202,15 @@ class SequentialEngine:
     def _own_state(self, cid: ClientId) -> Mapping[str, Tensor] | None:
         if self.kept is None:
             return None
-        return self.left[cid].state if cid in self.left else self.kept[cid].buffers
+        return self.left[cid].own if cid in self.left else self.workspace.own(self.kept[cid].buffers)
 
-    def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
-        """Refuse a model or a message that is not finite, and a model that is too far from the server's."""
-        if is_finite(reply.x_i) and all(map(is_finite, leaves_of(reply.message))):
+    def check(self, cid: ClientId, reply: Reply[Any, Any], own: Mapping[str, Tensor] | None = None) -> None:
+        """Refuse a model or a message that is not finite, and a model that is too far from the server's.
+
+        ``own`` holds what the client keeps to itself, of which parameters must be finite, too.
+        """
+        personal = [t for name, t in (own or {}).items() if name in self.workspace.state.parameters]
+        if is_finite(reply.x_i) and all(map(is_finite, [*leaves_of(reply.message), *personal])):
             self._check_distance(cid, reply)
             return
         lrs = [

@@ -18,6 +18,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.data.loading import counted
 from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
 from lightning_fed.evaluation.logged import evaluation_of, reset_metrics
+from lightning_fed.evaluation.personal import as_client, federation_of, personal_models
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
 from lightning_fed.lightning import (
     batch_size_of,
@@ -76,6 +77,10 @@ def _evaluate_all(
     trainer: pl.Trainer, split: str, ids: Sequence[ClientId], state: ModuleState
 ) -> dict[ClientId, Evaluation]:
     alone = partial(_evaluate, trainer, split=split, state=state)
+    if (federation := federation_of(trainer)) is not None and federation.first:
+        models = personal_models(federation, lambda cid: state.parameters)
+        together = None if state.buffers else _evaluate_together(trainer, split, ids, models)
+        return together or {cid: alone(cid, own=federation.part_of(cid)) for cid in ids}
     return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
 
 
@@ -122,25 +127,29 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     def model_of(cid: ClientId) -> Tensor | None:
         return algorithm.local_model(federation.recall(cid))
 
+    def parameters_of(cid: ClientId) -> Mapping[str, Tensor] | None:
+        return None if (x_i := model_of(cid)) is None else federation.layout.split(x_i)
+
     def alone(cid: ClientId, state: ModuleState) -> Evaluation | None:
-        if (x_i := model_of(cid)) is None:
+        if (shared := parameters_of(cid)) is None:
             return None
-        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(x_i)})
+        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **shared})
 
     with measuring(trainer) as state:
-        models = Models(federation.layout, model_of)
+        models = personal_models(federation, parameters_of)
         together = None if state.buffers else _evaluate_together(trainer, split, seen, models)
         return together or {cid: found for cid in seen if (found := alone(cid, state)) is not None}
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
-    """Gradient of the weighted mean of the clients' losses at the model the module holds."""
+    """Gradient of the weighted mean of the clients' losses at the model the module holds, with their personal parts."""
     population = sum(federation.weights.values())
     shares = {cid: weight / population for cid, weight in federation.weights.items()}
     total = torch.zeros_like(federation.x0)
     for cid, share in shares.items():
         try:
-            total = total + share * client_gradient(trainer, federation.layout, cid)
+            with as_client(trainer, cid):
+                total = total + share * client_gradient(trainer, federation.layout, cid)
         except Exception as error:  # a user's step may raise anything
             where = f"The gradient of the loss on the train data of client {cid!r}"
             raise EvaluationError(f"{where}: {type(error).__name__}: {error}") from error

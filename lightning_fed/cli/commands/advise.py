@@ -121,7 +121,7 @@ class Surveyor(pl.Callback):
 
     def _measure(self, trainer: pl.Trainer, chosen: list[ClientId]) -> Measured:
         module, data = trainer.lightning_module, trainer.datamodule
-        layout, parameters = Layout.of(module), parameters_of(module)
+        layout, parameters = Layout.of(module, trainer.fit_loop.server.personal), parameters_of(module)
         first = clones(parameters)
         try:
             here = self._curvatures(trainer, layout, chosen)
