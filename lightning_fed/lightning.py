@@ -8,6 +8,7 @@ No other module imports ``pytorch_lightning`` or uses its private names, so that
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,17 @@ def restore_callback_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> No
 def checkpoint_connector(trainer: pl.Trainer) -> Any:
     """The trainer's object that writes checkpoints."""
     return trainer._checkpoint_connector
+
+
+def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:
+    """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``.
+
+    A subclass that makes links in its own way is left alone.
+    """
+    own = ModelCheckpoint._link_checkpoint
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
+            vars(callback)["_link_checkpoint"] = link
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------

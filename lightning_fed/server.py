@@ -29,7 +29,7 @@ from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
-from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info
+from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
@@ -38,7 +38,7 @@ from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
-from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO
+from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO, link_last
 from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
@@ -215,6 +215,7 @@ class FederatedServer(FederatedCallback):
                 self._show_server()
         if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
             trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
+        set_linker(trainer, link_last)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
@@ -260,8 +261,8 @@ class FederatedServer(FederatedCallback):
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
-        personal = list(self.personal.patterns) or None
-        return {**settings, "restart_schedulers": self.restart_schedulers, "personal": personal}
+        settings |= {"restart_schedulers": self.restart_schedulers, "on_client_error": repr(self.on_client_error)}
+        return {**settings, "personal": list(self.personal.patterns) or None}
 
     def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Settings of the federation, for the loggers."""
@@ -443,11 +444,11 @@ class FederatedServer(FederatedCallback):
         """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation = self.federation
         assert federation is not None
-        if not federation.started:
-            self._play(federation.client_ids)
+        assert self._player is not None
+        before = {} if federation.started else self._start(federation)
         began, old = time.monotonic(), federation.server.x_bar
         outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
-        assert self._player is not None
+        failures = {**before, **failures}
         metrics = {
             "clients": float(len(outcome.states)),  # clients whose replies arrived
             "dual_residual": dual_residual(federation.algorithm, old, federation.server.x_bar),
@@ -471,6 +472,13 @@ class FederatedServer(FederatedCallback):
             }
         self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
         return self.report
+
+    def _start(self, federation: Federation) -> dict[ClientId, Failure]:
+        """Ask everybody once before round 0; clients that fail begin with the state of round 0, and count in it."""
+        assert self._player is not None
+        outcome = self._play(federation.client_ids)
+        self._player.failed.count(outcome, outcome.failures)
+        return outcome.failures
 
     def _attempts(
         self, trainer: pl.Trainer, federation: Federation, cohort: list[ClientId]

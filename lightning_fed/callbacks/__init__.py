@@ -1,8 +1,8 @@
 """Callbacks for a federation; `FederatedServer` adds the usual ones if they are missing."""
 
 from lightning_fed.callbacks.confusion import Confusion
-from lightning_fed.callbacks.dropouts import Dropouts
 from lightning_fed.callbacks.evaluation import ClientEvaluation
+from lightning_fed.callbacks.faults import Faults
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.optuna_pruning import OptunaPruning
 from lightning_fed.callbacks.progress import FederatedProgressBar
@@ -14,7 +14,7 @@ from lightning_fed.trainer.hooks import FederatedCallback
 __all__ = [
     "ClientEvaluation",
     "Confusion",
-    "Dropouts",
+    "Faults",
     "FederatedCallback",
     "FederatedProgressBar",
     "FinalFigure",

@@ -18,7 +18,8 @@ from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.core.round import Outcome
-from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError, dropped_out
+from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError
+from lightning_fed.engines.faults import dropped_out, faults_of, place
 from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl
@@ -126,7 +127,9 @@ class RoundPlayer:
 
     def _survivors(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
         """The outcome of a round without the clients that fail in it, as if they had not been drawn."""
-        policy, away = self.settings.policy, dropped_out(self.trainer, self.federation.rounds_done, cohort)
+        policy, round = self.settings.policy, self.federation.rounds_done
+        alone.faults = faults_of(self.trainer, round, cohort)
+        away = dropped_out(round, alone.faults)
         if away and not policy.skips:
             raise ClientError(f"{next(iter(away.values())).reason} {policy.consequence}")
         undoes, loose = policy.skips or policy.min_clients, alone.workspace.state.attributes.loose_metrics
@@ -153,7 +156,7 @@ class RoundPlayer:
         if policy.is_short(replies, failures):
             first = next((f" The first of them: {failure.reason}" for failure in failures.values()), "")
             raise TooFewClientsError(
-                f"round {self.federation.rounds_done}: {replies} clients to go on with, {len(failures)} failed, and"
+                f"{place(self.federation.rounds_done)}: {replies} clients to go on with, {len(failures)} failed, and"
                 f" min_clients is {policy.min_clients or 1}.{first}",
                 failures,
             )

@@ -15,13 +15,17 @@ from lightning_fed.core.failures import (
     TOO_SLOW,
     Failure,
     FailurePolicy,
+    Fault,
     OvertimeError,
 )
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
+from lightning_fed.core.problem import Solution
+from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Step
+from lightning_fed.engines.faults import place, spoiled
 from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.server_snapshot import Left, Workspace
@@ -72,6 +76,7 @@ class SequentialEngine:
         kept: the store with what clients keep to themselves, or None if clients get everything from the server.
         policy: what becomes of clients that fail.
 
+    ``faults`` has the clients that are to fail, and how, for studies of robustness.
     ``left`` has the changes of each client's last visit with local steps, ``joined`` the entries that visits appended
     to lists of the module, in the order of the cohort.
     """
@@ -87,6 +92,7 @@ class SequentialEngine:
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
         self.kept, self.policy = kept, policy
+        self.faults: Mapping[ClientId, Fault] = {}
         self.left: dict[ClientId, Left] = {}
         self.drew: ClientId | None = None  # first client whose data drew from their own random generator
         self.joined: list[Mapping[int, list[Any]]] = []
@@ -120,7 +126,7 @@ class SequentialEngine:
                     continue
                 if not policy.skips:
                     raise
-                return Failure(error.kind, str(error), visit.step)
+                return Failure(error.kind, str(error), visit.step, injected=self._is_injected(visit.client, error))
         raise AssertionError("unreachable")
 
     def _visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
@@ -179,7 +185,19 @@ class SequentialEngine:
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
         again = partial(batch_gradient, self.loop.trainer, self.layout)
-        return ModuleLocal(self.loop, self.layout, visit, slope, again)
+        if (fault := self.faults.get(visit.client)) is not None and fault.kind == TOO_SLOW:
+            visit.lateness = float(fault.size or 0)
+        return ModuleLocal(self.loop, self.layout, visit, slope, again, partial(self.spoiled, visit.client))
+
+    def spoiled(self, cid: ClientId, solution: Solution) -> Solution:
+        """A client's solution, as the fault that is wanted of the client leaves it."""
+        if (fault := self.faults.get(cid)) is None:
+            return solution
+        rng = torch_generator(self.loop.work.seed, self.round, cid, "fault")
+        return spoiled(solution, fault, self._x_bar, rng)
+
+    def _is_injected(self, cid: ClientId, error: ClientError) -> bool:
+        return (fault := self.faults.get(cid)) is not None and fault.kind == error.kind
 
     def _own_state(self, cid: ClientId) -> Mapping[str, Tensor] | None:
         if self.kept is None:
@@ -222,4 +240,4 @@ class SequentialEngine:
 
     def where(self, cid: ClientId) -> str:
         """The round and the client, for the beginning of messages."""
-        return f"round {self.round}, client {cid!r}"
+        return place(self.round, cid)

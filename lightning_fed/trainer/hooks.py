@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_fed.core.failures import Failure
+from lightning_fed.core.failures import Failure, Fault
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
@@ -35,6 +35,7 @@ class Visit:
     """One client's visit in a round, and its progress.
 
     ``question`` holds the terms of its last local problem, ``certificate`` its exactness if there is a tolerance.
+    ``lateness`` is by how many seconds the visit counts as longer than it is.
     """
 
     round: int
@@ -48,6 +49,7 @@ class Visit:
     loss: torch.Tensor | None = field(default=None, init=False)
     question: Question | None = field(default=None, init=False)
     certificate: Exactness | None = field(default=None, init=False)
+    lateness: float = field(default=0.0, init=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +97,9 @@ class FederatedCallback(pl.Callback):
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         """Before the first client of a round; the module holds the server's model."""
 
-    def drops(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> bool:
-        """Whether a client of the cohort drops out of a round before its visit; see ``on_client_error``."""
-        return False
+    def fault(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> Fault | None:
+        """How a client of the cohort is to fail in a round, for studies of robustness; None if it is not."""
+        return None
 
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
         """Before a client's local work."""
