@@ -30,9 +30,10 @@ pytest: $(VENV)/.dev
 quick: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests/unit tests/property tests/equivalence $(ARGS)
 
-# the long variants of the tests of the store: kills at hundreds of points and at random, thousands of damaged files, 10,000 clients
+# the long variants of the tests of the store: kills at hundreds of points and at random, thousands of damaged files, 10,000 rounds,
+# FEMNIST at its real size (45 GB of disk), 100,000 clients; takes an hour or two
 soak: $(VENV)/.dev
-	LIGHTNING_FED_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal tests/unit/store tests/property/test_disk_store.py tests/integration/test_kills.py $(ARGS)
+	LIGHTNING_FED_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal tests/unit/store tests/property/test_disk_store.py tests/integration/test_kills.py tests/integration/test_soak.py $(ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -103,13 +103,16 @@ class Player:
                 text=True,
                 env=surroundings,
             )
-        self.peak = 0
+        self.peak, self.turns = 0, list[dict[str, float]]()
         self.versions = self._hear()["versions"]
         self.seconds_to_ready = time.perf_counter() - began
 
-    def play(self) -> dict[str, float]:
-        """One round: its seconds, of the clock and of the CPU, and the CPU time of all others meanwhile."""
-        wait_for_quiet()
+    def play(self, patience: float = 30) -> dict[str, float]:
+        """One round: its seconds, of the clock and of the CPU, and the CPU time of all others meanwhile.
+
+        Before, it waits for others to finish, as long as its ``patience`` lasts.
+        """
+        wait_for_quiet(patience)
         self._signal(signal.SIGCONT)
         before = machine_seconds()
         with suppress(BrokenPipeError):  # it has ended: there is nothing to hear

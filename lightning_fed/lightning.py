@@ -209,11 +209,6 @@ def active_results_of(trainer: pl.Trainer) -> Any:
     return trainer._results
 
 
-def logged_value(results: Any, key: str) -> Any:
-    """The value of a logged metric over all steps; None if it has none."""
-    return results._get_cache(results[key], on_step=False)
-
-
 # -- the trainer's connectors --------------------------------------------------------------------------------------
 
 
@@ -249,6 +244,17 @@ def checkpoint_connector(trainer: pl.Trainer) -> Any:
     return trainer._checkpoint_connector
 
 
+def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:
+    """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``.
+
+    A subclass that makes links in its own way is left alone.
+    """
+    own = ModelCheckpoint._link_checkpoint
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
+            vars(callback)["_link_checkpoint"] = link
+
+
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------
 
 #: Attributes of a module in which Lightning keeps its own bookkeeping.
@@ -277,12 +283,6 @@ class RichBar(RichProgressBar):
 
     def _get_train_description(self, current_epoch: int) -> str:
         return self.describe(current_epoch)
-
-
-def rich_settings(callback: RichProgressBar) -> dict[str, Any]:
-    """The arguments with which a rich bar was made."""
-    given = callback.refresh_rate, callback._leave, callback.theme, callback._console_kwargs
-    return dict(zip(("refresh_rate", "leave", "theme", "console_kwargs"), given, strict=True))
 
 
 def update_count(metric: Metric) -> int:

@@ -20,14 +20,16 @@ from lightning_fed.core.federation import Federation, warn_if_changed
 from lightning_fed.core.layout import buffers_of, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
+from lightning_fed.core.personal import Personal
 from lightning_fed.core.randomness import derive_seed
+from lightning_fed.core.records import num_bytes
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
-from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info
+from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
@@ -37,7 +39,7 @@ from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
-from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO
+from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO, link_last
 from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
@@ -81,6 +83,8 @@ class FederatedServer(FederatedCallback):
         on_client_error: ``raise`` ends the fit at the first client that fails, ``skip`` leaves it out of the round,
             ``Retry(n)`` visits it n times more and then leaves it out; or a
             :class:`~lightning_fed.core.FailurePolicy` with bounds and limits (docs/failures.md).
+        personal: pattern of names, or a list of them, of the parameters and buffers that stay with the client, such as
+            ``"head.*"``: each client trains its own, and never sends it (docs/personal.md).
     """
 
     is_server = True
@@ -104,6 +108,7 @@ class FederatedServer(FederatedCallback):
         store: StoreName = "auto",
         store_dir: str | Path | None = None,
         on_client_error: OnError | Retry | FailurePolicy = "raise",
+        personal: list[str] | str | None = None,
     ) -> None:
         watch_mixtures()  # here too, because the other package may have been imported after lightning_fed
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
@@ -112,7 +117,7 @@ class FederatedServer(FederatedCallback):
         self.engine, self.compile, self.workers = engine, compile, workers
         self.restart_schedulers, self._given_seed = restart_schedulers, seed
         self.store, self.store_dir = store, store_dir
-        self.on_client_error = as_policy(on_client_error)
+        self.on_client_error, self.personal = as_policy(on_client_error), Personal.of(personal)
         self._check_arguments(sampler)
         if local_steps is None and local_epochs is None:
             self.local_epochs = 1
@@ -213,6 +218,7 @@ class FederatedServer(FederatedCallback):
                 self._show_server()
         if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
             trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
+        set_linker(trainer, link_last)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
@@ -236,6 +242,7 @@ class FederatedServer(FederatedCallback):
         self._records = None if named is None else Path(named["path"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.personal.check(pl_module)  # not in setup: a module may be built after it, by configure_model
         self._memory.begin_fit(trainer)  # not in setup: other callbacks' folders are known only after theirs
         trainer.fit_loop.clock.running = False
 
@@ -257,7 +264,8 @@ class FederatedServer(FederatedCallback):
         settings = {"sampler": repr(self.sampler), "local_steps": self.local_steps, "local_epochs": self.local_epochs}
         tolerance = None if self.local_tolerance is None else repr(self.local_tolerance)
         settings |= {"local_tolerance": tolerance, "buffers": self.buffers}
-        return {**settings, "restart_schedulers": self.restart_schedulers}
+        settings |= {"restart_schedulers": self.restart_schedulers, "on_client_error": repr(self.on_client_error)}
+        return {**settings, "personal": list(self.personal.patterns) or None}
 
     def logged_settings(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Settings of the federation, for the loggers."""
@@ -272,6 +280,7 @@ class FederatedServer(FederatedCallback):
                 "local_epochs": self.local_epochs,
                 **({"local_tolerance": hyper_parameters(self.local_tolerance)} if self.local_tolerance else {}),
                 "buffers": self.buffers,
+                **({"personal": list(self.personal.patterns)} if self.personal else {}),
                 "seed": self.seed,
             }
         }
@@ -381,6 +390,18 @@ class FederatedServer(FederatedCallback):
                 self._player.begin_fit(self._round_settings())
                 self._show_server()
 
+    def personal_model(self, client: ClientId, own: bool = False) -> dict[str, Any]:
+        """A state dict of the server's model with a client's personal part, to deploy it at that client.
+
+        ``own`` gives the client's own model x_i in place of the server's, and its own buffers, if the algorithm keeps
+        one. A client that has not been visited has the first model's personal part.
+        """
+        if self.federation is None or self._player is None:
+            raise ValueError("There is no federation yet. Call personal_model in the fit, or after it.")
+        if client not in self.federation.weights:
+            raise ValueError(f"Client {client!r} is not in the federation of {len(self.federation.weights)} clients.")
+        return self._player.model_of(client, own)
+
     # -- one round ----------------------------------------------------------------------------------------------
 
     def begin_round(self, trainer: pl.Trainer) -> list[ClientId]:
@@ -388,8 +409,8 @@ class FederatedServer(FederatedCallback):
         self.check_untouched(trainer)
         federation = self.federation or self._begin(trainer)
         federation.follow(trainer.lightning_module)
-        federation.take_state(trainer.lightning_module)
         self._show_server()
+        federation.take_state(trainer.lightning_module)
         return self._cohort(trainer, federation)
 
     def _cohort(self, trainer: pl.Trainer, federation: Federation, attempt: int = 0) -> list[ClientId]:
@@ -399,10 +420,13 @@ class FederatedServer(FederatedCallback):
         return cohort[:2] if trainer.fast_dev_run and not self.algorithm.traits.everybody else cohort
 
     def _touched(self, trainer: pl.Trainer) -> str | None:
-        """Name of a trained parameter that differs from the server's model; None if none does."""
+        """Name of a trained parameter that differs from the server's model; None if none does.
+
+        Personal parameters of the server's model are those of the first model.
+        """
         federation, parameters = self.federation, parameters_of(trainer.lightning_module)
         assert federation is not None
-        for name, value in federation.layout.split(federation.server.x_bar).items():
+        for name, value in {**federation.layout.split(federation.server.x_bar), **federation.first}.items():
             if name in parameters and not torch.equal(parameters[name], value.to(parameters[name])):
                 return name
         return None
@@ -413,20 +437,21 @@ class FederatedServer(FederatedCallback):
             raise ValueError(
                 f"Parameter {name} was changed outside a client's visit, in a hook that runs once per round such as"
                 f" on_train_epoch_start, on_train_epoch_end, or a callback's on_train_batch_end. The server's model is"
-                f" what {type(self.algorithm).__name__} computes, so the change would be lost. For a constraint use the"
-                " algorithm's g, such as g=Box(-1, 1); or change the parameter in a hook of the module that runs for"
-                " every batch of a client: on_train_batch_start, on_train_batch_end or optimizer_step."
+                f" what {type(self.algorithm).__name__} computes{_and_first(name, self.federation)}, so the change"
+                " would be lost. For a constraint use the algorithm's g, such as g=Box(-1, 1); or change the parameter"
+                " in a hook of the module that runs for every batch of a client: on_train_batch_start,"
+                " on_train_batch_end or optimizer_step."
             )
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
         """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation = self.federation
         assert federation is not None
-        if not federation.started:
-            self._play(federation.client_ids)
+        assert self._player is not None
+        before = {} if federation.started else self._start(federation)
         began, old = time.monotonic(), federation.server.x_bar
         outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
-        assert self._player is not None
+        failures = {**before, **failures}
         metrics = {
             "clients": float(len(outcome.states)),  # clients whose replies arrived
             "dual_residual": dual_residual(federation.algorithm, old, federation.server.x_bar),
@@ -450,6 +475,13 @@ class FederatedServer(FederatedCallback):
             }
         self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
         return self.report
+
+    def _start(self, federation: Federation) -> dict[ClientId, Failure]:
+        """Ask everybody once before round 0; clients that fail begin with the state of round 0, and count in it."""
+        assert self._player is not None
+        outcome = self._play(federation.client_ids)
+        self._player.failed.count(outcome, outcome.failures)
+        return outcome.failures
 
     def _attempts(
         self, trainer: pl.Trainer, federation: Federation, cohort: list[ClientId]
@@ -498,7 +530,10 @@ class FederatedServer(FederatedCallback):
         if saved is None:
             examples = self._turnover.staying(examples)
         lr_sum = self._planned_lr_sum(trainer, examples) if saved is None else saved.get("lr_sum", float("nan"))
-        self.federation = federation = Federation(self.algorithm, examples, self._module, lr_sum)
+        self.federation = federation = Federation(self.algorithm, examples, self._module, lr_sum, self.personal)
+        if self.personal:
+            sent = num_bytes(federation.x0)
+            rank_zero_info(self.personal.described(federation.parameters, federation.first, sent))
         federation.expelled = [cid for cid in data.client_ids if cid not in examples]
         if saved is not None:
             self._turnover.load(federation, saved)
@@ -540,6 +575,10 @@ class FederatedServer(FederatedCallback):
     def _show_server(self) -> None:
         assert self._player is not None
         self._player.show_server()
+
+
+def _and_first(name: str, federation: Federation) -> str:
+    return " and the first model's personal part" if name in federation.first else ""
 
 
 def _examples(trainer: pl.Trainer) -> dict[ClientId, int]:

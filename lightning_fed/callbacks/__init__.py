@@ -1,9 +1,10 @@
 """Callbacks for a federation; `FederatedServer` adds the usual ones if they are missing."""
 
 from lightning_fed.callbacks.confusion import Confusion
-from lightning_fed.callbacks.dropouts import Dropouts
 from lightning_fed.callbacks.evaluation import ClientEvaluation
+from lightning_fed.callbacks.faults import Faults
 from lightning_fed.callbacks.figure import FinalFigure
+from lightning_fed.callbacks.optuna_pruning import OptunaPruning
 from lightning_fed.callbacks.progress import FederatedProgressBar
 from lightning_fed.callbacks.rich_progress import FederatedRichProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
@@ -14,12 +15,13 @@ from lightning_fed.trainer.hooks import FederatedCallback
 __all__ = [
     "ClientEvaluation",
     "Confusion",
-    "Dropouts",
+    "Faults",
     "FederatedCallback",
     "FederatedProgressBar",
     "FederatedRichProgressBar",
     "FinalFigure",
     "LocalTolerance",
+    "OptunaPruning",
     "Sparsity",
     "TheoryMeter",
 ]

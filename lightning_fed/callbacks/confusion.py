@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import measuring
+from lightning_fed.evaluation.personal import test_batches
 from lightning_fed.lightning import pl
 from lightning_fed.tracking.wandb import log_figure, log_table
 from lightning_fed.trainer.batches import move_batch
@@ -42,7 +43,7 @@ class Confusion(pl.Callback):
         if not trainer.global_step or trainer.fast_dev_run or not data.has_split("test"):
             return
         with measuring(trainer):
-            found = [self._predict(trainer, batch) for batch in data.test_dataloader()]
+            found = [self._predict(trainer, batch) for batch in test_batches(trainer)]
         classes = int(max(scores.shape[1] for scores, _ in found))
         matrix = torch.zeros(classes, classes, dtype=torch.int64)
         for scores, y in found:

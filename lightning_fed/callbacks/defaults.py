@@ -19,7 +19,6 @@ from lightning_fed.lightning import (
     TQDMProgressBar,
     leaves_bar,
     pl,
-    rich_settings,
 )
 
 
@@ -57,7 +56,9 @@ def equip(
 def _over_clients(bar: TQDMProgressBar | RichProgressBar) -> FederatedProgressBar | FederatedRichProgressBar:
     """The bar over clients of the same look and settings; one that prints lines where there is no terminal."""
     if isinstance(bar, RichProgressBar) and is_screen():
-        return FederatedRichProgressBar(**rich_settings(bar))
+        rich = FederatedRichProgressBar()
+        vars(rich).update(vars(bar))
+        return rich
     return FederatedProgressBar(ceil(bar.refresh_rate), getattr(bar, "process_position", 0), leaves_bar(bar))
 
 

@@ -1,36 +1,51 @@
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from lightning_fed.callbacks.client_tables import log_clients, log_spreads
 from lightning_fed.core.labels import label_of
-from lightning_fed.core.memory import ClientId, Cost, Summary
-from lightning_fed.core.validation import whole
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.validation import one_of, whole
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
-from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
+from lightning_fed.evaluation.names import SPREAD
+from lightning_fed.evaluation.results import ClientEvaluations, Spread
 from lightning_fed.lightning import pl
-from lightning_fed.tracking.wandb import log_table
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fed.core.federation import Federation
     from lightning_fed.trainer.hooks import RoundReport
 
+log = logging.getLogger(__name__)
 
 OBJECTIVE = "federated/objective"
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    """The server's model by split, clients' own models if there is a table, the gradient mapping if it is logged."""
+
+    splits: dict[str, ClientEvaluations]
+    own: ClientEvaluations | None
+    gradient_mapping: float
 
 
 class ClientEvaluation(FederatedCallback):
     """Evaluates the server's model on every client, and each client's own model (``own_*``) on its data.
 
-    Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), sample-weighted
-    ``federated/train_loss``, ``train_accuracy``, ``test_loss`` and ``test_accuracy``; and, more rarely, a table and
-    histograms by client, with columns ``own_*`` for the client's own x_i on its own data, and the bytes it has received
-    and sent.
+    Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), and on the training data and the
+    test (or else validation) data of all clients the sample-weighted mean of every metric that the evaluated step logs:
+    ``federated/train_loss``, ``test_loss``, ``test_accuracy``, ``test_f1`` and so on; for held-out data also ``_sd``,
+    ``_worst_decile`` and ``_worst`` over clients. More rarely it logs a table and histograms by client, with columns
+    ``own_*`` for the client's own x_i on its own data, and the bytes it has received and sent; and a table of
+    means, spreads and worst clients by metric (docs/metrics.md).
 
     The loss is what ``training_step`` returns in evaluation mode (``validation_step`` if optimisation is manual),
     the accuracy the first metric the step logs whose name contains "acc". A client whose loss is not finite makes the
@@ -41,6 +56,10 @@ class ClientEvaluation(FederatedCallback):
         table_every_n_rounds: rounds between tables; there is always one at the end.
         gradient_mapping: also log the norm of the gradient mapping, which takes a gradient over all data.
         also_after: further numbers of rounds after which to evaluate, such as the first few.
+        higher_is_better: by metric, such as ``{"score": True}``, which side is better, where neither torchmetrics nor
+            the name of the metric says so, or where they are wrong.
+        spread: the splits whose spread over clients is logged: ``held_out`` (training data if there are no others),
+            ``all`` or ``none``. The tables have them all.
     """
 
     def __init__(
@@ -49,6 +68,8 @@ class ClientEvaluation(FederatedCallback):
         table_every_n_rounds: int = 10,
         gradient_mapping: bool = False,
         also_after: Sequence[int] = (),
+        higher_is_better: Mapping[str, bool] | None = None,
+        spread: Literal["held_out", "all", "none"] = "held_out",
     ) -> None:
         self.every_n_rounds = every_n_rounds
         self.table_every_n_rounds = table_every_n_rounds
@@ -56,9 +77,13 @@ class ClientEvaluation(FederatedCallback):
         whole(self, "every_n_rounds", 1)
         whole(self, "table_every_n_rounds", 1)
         self.gradient_mapping = gradient_mapping
+        self.higher_is_better, self.spread = dict(higher_is_better or {}), spread
+        one_of(self, "spread", ("held_out", "all", "none"))
+        _check_sides(self.higher_is_better)
         self._evaluated = self._tabled = -1
         self._told: set[ClientId] = set()
-        self._splits: dict[str, ClientEvaluations] | None = None  # of the round that is about to be committed
+        self._noted: set[str] = set()  # metrics of unknown sides, and sides of unknown metrics, that have been told
+        self._measured: _Measured | None = None  # in the round that is about to be committed
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.gradient_mapping:
@@ -71,58 +96,103 @@ class ClientEvaluation(FederatedCallback):
         evaluate = last or done % self.every_n_rounds == 0 or done in self.also_after
         return evaluate, last or done % self.table_every_n_rounds == 0
 
-    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
-        """Evaluate before the round counts: a client whose data cannot be evaluated leaves no half-finished round."""
-        due = any(self._due(trainer, round))
-        self._splits = evaluate_splits(trainer, _federation(trainer).expelled) if due else None
+    def on_round_played(
+        self, trainer: pl.Trainer, module: pl.LightningModule, round: int, federation: Federation
+    ) -> None:
+        """Measure before the round counts: a client whose data cannot be evaluated leaves no half-finished round."""
+        evaluate, table = self._due(trainer, round)
+        self._measured = self._measure(trainer, federation, evaluate, table) if evaluate or table else None
+
+    def _measure(self, trainer: pl.Trainer, federation: Federation, evaluate: bool, table: bool) -> _Measured:
+        splits = evaluate_splits(trainer, federation.expelled)
+        own = evaluate_own(trainer, federation, list(splits)[-1]) if table and trainer.loggers else None
+        mapping = stationarity(trainer, federation) if evaluate and self.gradient_mapping else math.nan
+        return _Measured(splits, None if own is None else ClientEvaluations(own), mapping)
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         evaluate, table = self._due(trainer, report.round)
         if not evaluate and not table:
             return
-        splits, self._splits = self._splits, None
-        if splits is None or splits["train"].by_client.keys() != _federation(trainer).weights.keys():  # others by now
-            splits = evaluate_splits(trainer, _federation(trainer).expelled)
+        federation = _federation(trainer)
+        measured, self._measured = self._measured, None
+        if measured is None or measured.splits["train"].by_client.keys() != federation.weights.keys():  # others by now
+            measured = self._measure(trainer, federation, evaluate, table)
+        spreads = self._spreads(measured.splits)
+        report.worst_clients.update({name: s.client for name, s in spreads.items() if s.client is not None})
         if evaluate:
             self._evaluated = report.round
-            metrics = self._metrics(trainer, splits)
+            metrics = self._metrics(federation, measured, spreads)
             self.log_round(metrics)
             if math.isnan(f := metrics.get(OBJECTIVE, 0.0)):  # which log_round leaves out
                 self.log(OBJECTIVE, torch.tensor(f, dtype=torch.float64), batch_size=1)
         if table:
-            self._log_clients(trainer, splits, report.round)
+            self._log_tables(trainer, measured, spreads, report.round)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Evaluate the last round if the fit ended early."""
         last = trainer.global_step - 1
         if last < 0 or self._tabled == last:
             return
-        splits = evaluate_splits(trainer, _federation(trainer).expelled)
+        federation = _federation(trainer)
+        measured = self._measure(trainer, federation, self._evaluated != last, table=True)
+        spreads = self._spreads(measured.splits)
         if self._evaluated != last:
-            metrics = self._metrics(trainer, splits)
+            metrics = self._metrics(federation, measured, spreads)
             for logger in trainer.loggers:
                 logger.log_metrics({**metrics, "epoch": last}, step=last)
                 logger.save()
-        self._log_clients(trainer, splits, last)
+        self._log_tables(trainer, measured, spreads, last)
 
-    def _metrics(self, trainer: pl.Trainer, splits: dict[str, ClientEvaluations]) -> dict[str, float]:
-        federation = _federation(trainer)
+    def _spreads(self, splits: Mapping[str, ClientEvaluations]) -> dict[str, Spread]:
+        """Every metric over clients, by names such as ``test_loss``."""
+        return {
+            f"{split}_{metric}": found.spread(metric, self._side(found, metric))
+            for split, found in splits.items()
+            for metric in found.metrics
+        }
+
+    def _side(self, found: ClientEvaluations, metric: str) -> bool | None:
+        """Whether higher values are better; None if nobody says so, which is told once."""
+        known = self.higher_is_better.get(metric, found.higher_is_better(metric))
+        if known is None and metric not in self._noted:
+            self._noted.add(metric)
+            log.info(
+                "Metric %r has no worst clients: neither torchmetrics nor its name says which side is better. Say so:"
+                " ClientEvaluation(higher_is_better={%r: True}).",
+                *(metric, metric),
+            )
+        return known
+
+    def _tell_of_unknown(self, metrics: set[str]) -> None:
+        for name in self.higher_is_better.keys() - metrics - self._noted:
+            self._noted.add(name)
+            warnings.warn(
+                f"ClientEvaluation.higher_is_better names {name!r}, which is not logged: the metrics of this round are"
+                f" {sorted(metrics)}.",
+                stacklevel=3,
+            )
+
+    def _metrics(self, federation: Federation, measured: _Measured, spreads: Mapping[str, Spread]) -> dict[str, float]:
         weights, x_bar, g = federation.weights, federation.server.x_bar, federation.algorithm.g
-        f = sum(weights[cid] * e.loss for cid, e in splits["train"].by_client.items()) / sum(weights.values())
+        train = measured.splits["train"]
+        f = sum(weights[cid] * e.loss for cid, e in train.by_client.items()) / sum(weights.values())
         metrics = {OBJECTIVE: f + float(g.finite(x_bar))}
         if g.constrained:
             metrics["federated/violation"] = float((x_bar - g.prox(x_bar, 0.0)).norm())
-        for split, evaluations in splits.items():
-            metrics[f"federated/{split}_loss"] = evaluations.mean("loss")
-            metrics[f"federated/{split}_accuracy"] = evaluations.mean("accuracy")
-        if self.gradient_mapping:
-            metrics["federated/gradient_mapping"] = stationarity(trainer, federation)
-        honest = self._tell_of_losses(splits["train"])
+        splits = list(measured.splits)
+        wide = tuple(f"{split}_" for split in {"held_out": splits[-1:], "all": splits, "none": []}[self.spread])
+        for name, spread in spreads.items():
+            metrics[f"federated/{name}"] = spread.mean
+            if name.startswith(wide):
+                metrics |= {f"federated/{name}_{figure}": getattr(spread, figure) for figure in SPREAD}
+        metrics["federated/gradient_mapping"] = measured.gradient_mapping
+        self._tell_of_unknown({metric for found in measured.splits.values() for metric in found.metrics})
+        honest = self._tell_of_losses(train)
         return {name: v for name, v in metrics.items() if not math.isnan(v) or (honest and name == OBJECTIVE)}
 
     def _tell_of_losses(self, train: ClientEvaluations) -> bool:
         """Whether the losses of some clients are not finite; each is named once. A module may report no loss at all."""
-        losses = {cid: e.loss for cid, e in train.by_client.items()}
+        losses = train.values("loss")
         bad = {cid: loss for cid, loss in losses.items() if not math.isfinite(loss)}
         if all(math.isnan(loss) for loss in losses.values()):
             return False
@@ -135,27 +205,24 @@ class ClientEvaluation(FederatedCallback):
         self._told |= bad.keys()
         return bool(bad)
 
-    def _log_clients(self, trainer: pl.Trainer, splits: dict[str, ClientEvaluations], round: int) -> None:
+    def _log_tables(self, trainer: pl.Trainer, measured: _Measured, spreads: Mapping[str, Spread], round: int) -> None:
         self._tabled = round
-        if not trainer.loggers:
+        worst = [f"{name} {s.worst:.4g} ({label_of(s.client)})" for name, s in spreads.items() if s.client is not None]
+        if worst:
+            log.info("Worst clients of round %d: %s", round, ", ".join(worst))
+        if measured.own is None:  # there is no logger
             return
-        federation = _federation(trainer)
-        own = evaluate_own(trainer, federation, list(splits)[-1])
-        kinds = {**{split: found.by_client for split, found in splits.items()}, "own": own}
-        columns = ["client", "examples", "visits"]
-        columns += [f"{kind}_{what}" for kind in kinds for what in ("loss", "accuracy")]
-        columns += ["bytes_down", "bytes_up", "local_steps"]
-        rows, nothing = [], Summary(0, Cost())
-        for cid in federation.client_ids:
-            found = [by_client.get(cid, Evaluation()) for by_client in kinds.values()]
-            summary = federation.store.summary(cid) or nothing
-            facts = [label_of(cid), trainer.datamodule.num_examples(cid), summary.visits]
-            measured = [value for e in found for value in (e.loss, e.accuracy)]
-            rows.append([*facts, *measured, summary.cost.bytes_down, summary.cost.bytes_up, summary.cost.steps])
-        columns_of_numbers = list(zip(columns, zip(*rows, strict=True), strict=True))[2:]
-        known = {name: [float(v) for v in values if not math.isnan(v)] for name, values in columns_of_numbers}
-        histograms = {f"clients/{name}": values for name, values in known.items() if values}
-        log_table(trainer.loggers, "clients/table", columns, rows, round, histograms)
+        log_clients(trainer, _federation(trainer), measured.splits, measured.own, round)
+        log_spreads(trainer, {**spreads, **self._spreads({"own": measured.own})}, round)
+
+
+def _check_sides(sides: Mapping[str, Any]) -> None:
+    for name, side in sides.items():
+        if not isinstance(name, str) or not isinstance(side, bool):
+            raise ValueError(
+                "ClientEvaluation.higher_is_better must map names of metrics, such as 'score', to True or False, got"
+                f" {name!r}: {side!r}."
+            )
 
 
 def _federation(trainer: pl.Trainer) -> Federation:

@@ -1,24 +1,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_fed.evaluation.names import ACCURACY, LOSS, SPREAD
 from lightning_fed.lightning import pl, results_of, validation_results_of
 from lightning_fed.tracking.wandb import log_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Gives the place of a round on the horizontal axis.
+X = Callable[[dict[str, float]], float]
+
 PANELS = {
     "Objective and loss": ("federated/objective", "federated/train_loss", "federated/test_loss", "federated/val_loss"),
     "Accuracy": ("federated/train_accuracy", "federated/test_accuracy", "federated/val_accuracy"),
 }
+#: Beginnings of the names of metrics over all clients.
+SPLITS = ("federated/train_", "federated/test_", "federated/val_")
+#: Most metrics besides loss and accuracy in a figure, and most panels side by side.
+MOST_FURTHER, MOST_COLUMNS = 4, 3
 
 
 class FinalFigure(pl.Callback):
-    """Keeps every metric of every round, and draws loss and accuracy by round and by megabytes when the fit ends.
+    """Keeps every metric of every round, and draws them by round and by megabytes when the fit ends.
+
+    It draws loss and accuracy, and up to four further metrics, each with a band to its worst decile of clients.
 
     Args:
         path: PNG file for the figure, in addition to the loggers.
@@ -48,7 +58,8 @@ class FinalFigure(pl.Callback):
             {**trained, **self._validated} if trained else trainer.callback_metrics
         )  # a resumed round has only these
         self._validated = {}
-        self.history.append({"round": trainer.current_epoch, **{name: float(v) for name, v in metrics.items()}})
+        numbers = {name: float(v) for name, v in metrics.items() if v.numel() == 1}
+        self.history.append({"round": trainer.current_epoch, **numbers})
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(trainer)
@@ -72,28 +83,77 @@ def megabytes(row: dict[str, float]) -> float:
     return (row.get("federated/bytes_down", math.nan) + row.get("federated/bytes_up", math.nan)) / 1e6
 
 
+def further_metrics(known: Iterable[str]) -> dict[str, list[str]]:
+    """The first few metrics other than loss and accuracy: by metric, the names of its means."""
+    names = list(known)
+    beside = {f"{name}_{figure}" for name in names for figure in SPREAD}
+    found: dict[str, list[str]] = {}
+    for name in names:
+        prefix = next((prefix for prefix in SPLITS if name.startswith(prefix)), None)
+        if prefix is not None and name not in beside and (metric := name.removeprefix(prefix)) not in (LOSS, ACCURACY):
+            found.setdefault(metric, []).append(name)
+    return dict(list(found.items())[:MOST_FURTHER])
+
+
 def draw(history: list[dict[str, float]], title: str | None = None) -> Figure:
-    """Draw the history's curves by round and by megabytes; other metrics if there is no evaluation."""
+    """Draw the history's curves by round and by megabytes; other metrics if there is no evaluation.
+
+    Metrics other than loss and accuracy have a band from the mean to the worst decile of clients, or by the standard
+    deviation to both sides where it is not known which side is worse.
+    """
     from matplotlib.figure import Figure
 
-    known = {name for row in history for name in row} - {"round"}
-    panels = {heading: [name for name in names if name in known] for heading, names in PANELS.items()}
-    panels = {heading: names for heading, names in panels.items() if names} or {"Metrics": sorted(known)[:4]}
-    by: dict[str, Callable[[dict[str, float]], float]] = {"round": lambda row: row["round"] + 1}
+    panels = _panels(list(dict.fromkeys(name for row in history for name in row if name != "round")))
+    by: dict[str, X] = {"round": lambda row: row["round"] + 1}
     if any(megabytes(row) > 0 for row in history):
         by["megabytes received and sent"] = megabytes
-    figure = Figure(figsize=(5 * len(panels), 3.6 * len(by)), layout="constrained")
-    grid = figure.subplots(len(by), len(panels), squeeze=False)
-    for line, (label, x) in zip(grid, by.items(), strict=True):
-        for axes, (heading, names) in zip(line, panels.items(), strict=True):
-            for name in names:
-                points = [(x(row), row[name]) for row in history if name in row]
-                axes.plot(*zip(*points, strict=True), label=name.removeprefix("federated/").replace("_", " "))
+    columns = min(len(panels), MOST_COLUMNS)
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(5 * columns, 3.6 * lines * len(by)), layout="constrained")
+    grid = figure.subplots(lines * len(by), columns, squeeze=False)
+    for block, (label, x) in enumerate(by.items()):
+        cells = list(grid[block * lines : (block + 1) * lines].flat)
+        for axes, (heading, names, banded) in zip(cells, panels, strict=False):
+            _draw_panel(axes, history, names, x, banded)
             axes.set(xlabel=label, title=heading)
-            axes.grid(alpha=0.3)
-            axes.legend()
-    for axes in grid[0]:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+            if not block:
+                axes.xaxis.get_major_locator().set_params(integer=True)
+        for axes in cells[len(panels) :]:
+            axes.remove()
     if title:
         figure.suptitle(title)
     return figure
+
+
+def _panels(known: list[str]) -> list[tuple[str, list[str], bool]]:
+    """Headings of panels, names of their curves, and whether these have bands."""
+    usual = [(heading, [name for name in names if name in known]) for heading, names in PANELS.items()]
+    panels = [(heading, names, False) for heading, names in usual if names] or [("Metrics", sorted(known)[:4], False)]
+    return [*panels, *((_words(metric), names, True) for metric, names in further_metrics(known).items())]
+
+
+def _draw_panel(axes: Any, history: list[dict[str, float]], names: list[str], x: X, banded: bool) -> None:
+    """Draw curves by x, each with the band of its clients if there is one."""
+    for name in names:
+        points = [(x(row), row[name]) for row in history if name in row]
+        (line,) = axes.plot(*zip(*points, strict=True), label=_words(name.removeprefix("federated/")))
+        if banded and (found := _band(history, name)):
+            what, edges = found
+            xs, lows, highs = zip(*((x(row), low, high) for row, low, high in edges), strict=True)
+            axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.2, linewidth=0, label=what)
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _band(history: list[dict[str, float]], name: str) -> tuple[str, list[tuple[dict[str, float], float, float]]] | None:
+    """What a band shows, and its edges by row; None if no spread of the metric was logged."""
+    worst, sd = f"{name}_worst_decile", f"{name}_sd"
+    if rows := [row for row in history if name in row and worst in row]:
+        return "to the worst decile", [(row, row[name], row[worst]) for row in rows]
+    if rows := [row for row in history if name in row and sd in row]:
+        return "standard deviation", [(row, row[name] - row[sd], row[name] + row[sd]) for row in rows]
+    return None
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -28,14 +29,14 @@ class Sparsity(FederatedCallback):
         self.on = check_patterns(self, on)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.chosen(pl_module)
+        self.chosen(pl_module, _personal(trainer))
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
-        self.log_round(self.measure(module))
+        self.log_round(self.measure(module, _personal(trainer)))
 
-    def measure(self, module: nn.Module) -> dict[str, float]:
-        """All logged values of a model."""
-        chosen = self.chosen(module)
+    def measure(self, module: nn.Module, personal: Container[str] = ()) -> dict[str, float]:
+        """All logged values of a model, without its ``personal`` parameters."""
+        chosen = self.chosen(module, personal)
         entries = sum(p.numel() for p in chosen.values())
         found = {"sparsity/zeros": sum(int((p == 0).sum()) for p in chosen.values()) / entries}
         for name, p in chosen.items():
@@ -44,7 +45,13 @@ class Sparsity(FederatedCallback):
                 found[f"sparsity/{name}/filters"] = float((p == 0).flatten(1).all(1).sum())
         return found
 
-    def chosen(self, module: nn.Module) -> dict[str, Tensor]:
+    def chosen(self, module: nn.Module, personal: Container[str] = ()) -> dict[str, Tensor]:
         """The parameters that count, by name."""
-        trainable = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        named = ((name, p) for name, p in module.named_parameters() if name not in personal)
+        trainable = {name: p.detach() for name, p in named if p.requires_grad}
         return {name: trainable[name] for name in matching(self, self.on or "*", list(trainable))}
+
+
+def _personal(trainer: pl.Trainer) -> Container[str]:
+    """Names of parameters that clients keep to themselves, to which no ``g`` applies."""
+    return getattr(getattr(trainer.fit_loop, "server", None), "personal", ())

@@ -9,6 +9,7 @@ from lightning_fed.core.randomness import numpy_generator, torch_generator
 from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.curvature import client_curvature
 from lightning_fed.evaluation.evaluate import check_differentiable, client_gradient, stationarity
+from lightning_fed.evaluation.personal import as_client
 from lightning_fed.lightning import pl
 from lightning_fed.theory.bounds import distance_to_solution, eta_min
 from lightning_fed.theory.residuals import penalty_bound
@@ -16,6 +17,7 @@ from lightning_fed.trainer.eligibility import plain_lr
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
+    from lightning_fed.core.federation import Federation
     from lightning_fed.core.messages import Reply
     from lightning_fed.trainer.hooks import RoundReport, Visit
 
@@ -51,12 +53,15 @@ class TheoryMeter(FederatedCallback):
         eta_min(1.0, gamma4)
         self.gamma4, self.certificates = gamma4, certificates
         self._due = False
+        self._measured: dict[str, float] = {}
         self._residuals: list[tuple[float, float]] = []  # of the cohort, with the penalty of each problem
         self._warned: set[str] = set()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_differentiable(pl_module, "leave TheoryMeter out")
-        self._judge(trainer, self._lipschitz(trainer, Layout.of(pl_module)))
+        server = trainer.fit_loop.server
+        layout, rounds_done = Layout.of(pl_module, server.personal), server.rounds_done
+        self._judge(trainer, self._lipschitz(trainer, layout, rounds_done))
 
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         self._due = round % self.every == 0 or round + 1 in (trainer.max_epochs, trainer.max_steps)
@@ -75,26 +80,34 @@ class TheoryMeter(FederatedCallback):
         gradient = visit.question.gradient(layout.flatten(parameters_of(module)), slope)
         self._residuals.append((float(gradient.norm()), visit.question.rho))
 
+    def on_round_played(
+        self, trainer: pl.Trainer, module: pl.LightningModule, round: int, federation: Federation
+    ) -> None:
+        """Measure before the round counts, as every evaluation of clients does."""
+        if self._due:
+            L = self._lipschitz(trainer, federation.layout, federation.rounds_done)
+            self._measured = {"L": L, "stationarity": stationarity(trainer, federation)}
+
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         if not self._due:
             return
-        federation = trainer.fit_loop.server.federation
-        L = self._lipschitz(trainer, federation.layout)
-        metrics = {"L": L, "stationarity": stationarity(trainer, federation), **self._judge(trainer, L)}
+        L = self._measured["L"]
+        metrics = {**self._measured, **self._judge(trainer, L)}
         metrics |= _mean_and_max("residual", [residual for residual, _ in self._residuals])
         near = [distance_to_solution(residual, rho, L) for residual, rho in self._residuals if 0 < L < rho]
         metrics |= _mean_and_max("inexactness", near)
         self.log_round({f"theory/{name}": value for name, value in metrics.items() if math.isfinite(value)})
 
-    def _lipschitz(self, trainer: pl.Trainer, layout: Layout) -> float:
+    def _lipschitz(self, trainer: pl.Trainer, layout: Layout, rounds_done: int) -> float:
         server, ids = trainer.fit_loop.server, trainer.datamodule.client_ids
-        key = (server.seed, server.rounds_done, "theory")
+        key = (server.seed, rounds_done, "theory")
         drawn = numpy_generator(*key).choice(len(ids), min(self.clients, len(ids)), replace=False)
-        found = [
-            client_curvature(trainer, layout, ids[i], torch_generator(*key, ids[i]), iterations=self.iterations)
-            for i in sorted(drawn)
-        ]
-        return max(curvature.L for curvature in found)
+        found = []
+        for cid in (ids[i] for i in sorted(drawn)):
+            with as_client(trainer, cid):
+                generator = torch_generator(*key, cid)
+                found.append(client_curvature(trainer, layout, cid, generator, iterations=self.iterations).L)
+        return max(found)
 
     def _judge(self, trainer: pl.Trainer, L: float) -> dict[str, float]:
         """Compare the settings with L, and warn the first time that they are out of range."""

@@ -4,7 +4,7 @@ No module of this room imports Lightning or touches data: an algorithm is a hand
 """
 
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, hyper_parameters, start_point
-from lightning_fed.core.failures import FailurePolicy, Retry
+from lightning_fed.core.failures import FailurePolicy, Fault, Retry
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
 from lightning_fed.core.records import num_bytes, record, tree_map, wide
@@ -13,6 +13,7 @@ __all__ = [
     "Algorithm",
     "Broadcast",
     "FailurePolicy",
+    "Fault",
     "Local",
     "LocalProblem",
     "Question",

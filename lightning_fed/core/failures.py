@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from math import isfinite
+from typing import Literal, get_args
 
-from lightning_fed.core.validation import one_of, positive, whole
+from lightning_fed.core.validation import is_number, one_of, positive, whole
 
 OnError = Literal["raise", "skip"]
+FaultKind = Literal["raised", "not finite", "too far", "too slow", "dropped out"]
 
 #: Why a visit failed.
-RAISED, NOT_FINITE, TOO_FAR, TOO_SLOW, DROPPED = "raised", "not finite", "too far", "too slow", "dropped out"
+RAISED: FaultKind = "raised"
+NOT_FINITE: FaultKind = "not finite"
+TOO_FAR: FaultKind = "too far"
+TOO_SLOW: FaultKind = "too slow"
+DROPPED: FaultKind = "dropped out"
 
 
 class OvertimeError(Exception):
     """A visit has exceeded its time limit."""
+
+
+class FaultError(Exception):
+    """A client's training raised because a :class:`Fault` wants it."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failure that a callback asks for, to study how robust a run is.
+
+    Args:
+        kind: ``raised``, ``not finite``, ``too far``, ``too slow`` or ``dropped out``.
+        size: the value of every parameter that is not finite, the distance from the server's model, or the seconds that
+            a visit counts as longer; None for other kinds.
+        by: who asks for it.
+    """
+
+    kind: FaultKind = DROPPED
+    size: float | None = None
+    by: str = "a callback"
+
+    def __post_init__(self) -> None:
+        one_of(self, "kind", get_args(FaultKind))
+        if self.kind in (TOO_FAR, TOO_SLOW):
+            positive(self, "size", "It is the distance from the server's model, or the seconds that a visit is longer.")
+        elif self.kind != NOT_FINITE and self.size is not None:
+            raise ValueError(f"Fault.size has no meaning for a client that {self.kind}, got {self.size!r}. Omit it.")
+        elif self.kind == NOT_FINITE and (not is_number(self.size) or isfinite(self.size)):
+            raise ValueError(f"Fault.size must be nan, inf or -inf for a fault that is not finite, got {self.size!r}.")
 
 
 @dataclass(frozen=True)
@@ -27,12 +62,14 @@ class Failure:
         reason: in words, with round and client.
         steps: local steps that the visit took all the same.
         sent: whether the server's message went out to the client.
+        injected: whether a callback such as :class:`~lightning_fed.callbacks.Faults` asked for it.
     """
 
     kind: str
     reason: str
     steps: int = 0
     sent: bool = True
+    injected: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +77,7 @@ class FailurePolicy:
     r"""When a client has failed, and what becomes of its round.
 
     A client fails if its training raises, if its loss, model or message is not finite, if its model is too far from
-    the server's, if it takes too long, or if :class:`~lightning_fed.callbacks.Dropouts` says so.
+    the server's, if it takes too long, or if :class:`~lightning_fed.callbacks.Faults` says so.
 
     Args:
         action: ``raise`` ends the fit, and the round leaves no trace. ``skip`` leaves the client out of the round on

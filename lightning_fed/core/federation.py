@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map, wide
+from lightning_fed.core.commit import Commit, StoreAhead
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
 from lightning_fed.core.messages import Broadcast, Replies, Reply
+from lightning_fed.core.personal import Personal
 from lightning_fed.core.round import Engine, Outcome, Step, run_round
-
-
-@dataclass(frozen=True, eq=False)
-class _Commit:
-    """Everything a round changes. Applying it twice is the same as once, so an interrupted commit is just redone."""
-
-    server: Any
-    memories: dict[ClientId, Memory]
-    buffers: dict[str, Tensor]
-    rounds_done: int
-    local_time: int
-    cost: Cost
-
 
 #: Of what a checkpoint says about a federation.
 FORMAT = 2
@@ -73,6 +63,7 @@ class Federation:
         examples: number of training samples of every client, by client id.
         module: the model as it is before the first round.
         lr_sum: planned sum of the step sizes of a visit before round 0, where the algorithm's settings depend on it.
+        personal: the parameters and buffers that every client keeps to itself, beginning with those of ``module``.
     """
 
     def __init__(
@@ -81,12 +72,16 @@ class Federation:
         examples: Mapping[ClientId, int],
         module: nn.Module,
         lr_sum: float = float("nan"),
+        personal: Personal = Personal(),  # noqa: B008  # frozen
     ) -> None:
         self.lr_sum = lr_sum
         algorithm = algorithm.planned(lr_sum)
+        self.personal = personal
+        self.first = clones(personal.part_of(module))  # the personal part of clients that have not been visited
+        self.played: Mapping[ClientId, Mapping[str, Tensor]] = {}  # personal parts of a round that is not committed yet
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
-        self.layouts = [Layout.of(module)]  # every layout since round 0; the last one is current
+        self.layouts = [Layout.of(module, personal)]  # every layout since round 0; the last one is current
         self.algorithm = algorithm.bind(self.layout)
         self.parameters = {name: (tuple(p.shape), p.dtype) for name, p in parameters_of(module).items()}
         self.x0 = self.layout.flatten(parameters_of(module))
@@ -98,7 +93,7 @@ class Federation:
         self.local_time = 0  # steps of the optimiser that one client would have taken, had it taken part in every round
         self.cost = Cost()
         self.stationarity: tuple[int, float] | None = None  # rounds done, and the stationarity measured then
-        self._pending: _Commit | None = None
+        self._pending: Commit | None = None
         self.expelled: list[ClientId] = []  # who have left for good, whatever the data hold
 
     @property
@@ -133,7 +128,7 @@ class Federation:
         A parameter that becomes trainable joins with the state of round 0: the value that it has in the module, where
         it has been frozen so far, and no dual. Clients' memories follow when they are read.
         """
-        layout = Layout.of(module)
+        layout = Layout.of(module, self.personal)
         if layout == self.layout:
             return
         old, first = self.layout, {**parameters_of(module), **self.layout.split(self.x0)}
@@ -164,6 +159,15 @@ class Federation:
         moving = {name: parameters[name] for name in self.moving if name in parameters}
         self.buffers = clones({**buffers_of(module), **moving})
 
+    def part_of(self, cid: ClientId) -> dict[str, Tensor]:
+        """A client's personal part by name: as it was after its last visit, or else the first model's."""
+        if not self.first:
+            return {}
+        if (own := self.played.get(cid)) is None:
+            memory = self.store.get(cid)
+            own = {} if memory is None else memory.buffers
+        return {**self.first, **{name: t.to(self.x0.device) for name, t in self.personal.part(own).items()}}
+
     def play(self, cohort: Sequence[ClientId], engine: Engine, work: LocalWork, kept: Kept | None = None) -> Outcome:
         """Run a round, in which clients do ``work``, without moving anything.
 
@@ -189,18 +193,18 @@ class Federation:
         """Whether the model is on the CPU, where memories are kept."""
         return self.x0.device.type == "cpu"
 
-    def commit(
+    def prepare(
         self,
         outcome: Outcome,
         buffers: Mapping[str, Tensor] | None = None,
         kept: Mapping[ClientId, Mapping[str, Tensor]] | None = None,
         steps: int = 0,
-    ) -> None:
-        """Replace the states of server and clients together.
+    ) -> Commit:
+        """What :meth:`apply` will replace.
 
         Args:
             buffers: the server's new buffers, and frozen parameters that changed.
-            kept: by client, the buffers and frozen parameters that the client keeps to itself.
+            kept: by client, the buffers and parameters that the client keeps to itself.
             steps: by how much the local time advances.
         """
         memories, layout = {}, len(self.layouts) - 1
@@ -208,10 +212,11 @@ class Federation:
             visits, spent, *_ = self.store.summary(cid) or Summary(0, Cost())
             there = state if self._here else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
+            own = own if self._here else {name: t.cpu() for name, t in own.items()}
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)
         for cid in outcome.costs.keys() - outcome.states.keys():  # what was lost on the way has cost something too
             memories[cid] = replace(self.store[cid], cost=self.store[cid].cost + outcome.costs[cid], layout=layout)
-        self._pending = _Commit(
+        return Commit(
             outcome.server,
             memories,
             dict(self.buffers if buffers is None else buffers),
@@ -219,7 +224,23 @@ class Federation:
             self.local_time + steps,
             self.cost + outcome.cost,
         )
+
+    def after(self, commit: Commit) -> Federation:
+        """The federation as it will be after a commit, for reading only."""
+        ahead = copy.copy(self)
+        ahead.store = cast(Store, StoreAhead(self.store, commit.memories))  # it refuses to be written to
+        ahead.server, ahead.buffers, ahead.cost = commit.server, commit.buffers, commit.cost
+        ahead.rounds_done, ahead.local_time = commit.rounds_done, commit.local_time
+        return ahead
+
+    def apply(self, commit: Commit) -> None:
+        """Replace the states of server and clients together."""
+        self._pending = commit
         self.settle()
+
+    def commit(self, outcome: Outcome) -> None:
+        """Commit a round without buffers."""
+        self.apply(self.prepare(outcome))
 
     def settle(self) -> None:
         """Finish a commit that was interrupted; does nothing if there is none."""
@@ -295,6 +316,7 @@ class Federation:
             "store": self.store.state_dict(),  # None where a checkpoint has records beside it
             "format": FORMAT,
             "buffers": {name: t.cpu() for name, t in self.buffers.items()},
+            "personal": {name: t.cpu() for name, t in self.first.items()},
             "lr_sum": self.lr_sum,
             "rounds_done": self.rounds_done,
             "local_time": self.local_time,
@@ -311,6 +333,7 @@ class Federation:
         self.x0 = saved["x0"].to(device, self.layout.dtype)
         self.server = with_tensors(self.algorithm.init_server(self.x0), saved["server"])
         self.buffers = {name: t.to(device) for name, t in saved["buffers"].items()}
+        self.first = {name: t.to(device) for name, t in saved.get("personal", {}).items()}
         self.moving = set(self.buffers.keys() & self.parameters.keys())
         self.rounds_done = saved["rounds_done"]
         self.expelled = list(saved["expelled"])
@@ -349,6 +372,13 @@ class Federation:
             raise ValueError(
                 f"The checkpoint was made with another model: its parameters are {_few(theirs_shapes)},"
                 f" this module's are {_few(our_shapes)}."
+            )
+        odd = sorted((self.first.keys() ^ saved.get("personal", {}).keys()) & our_shapes.keys())
+        if odd:
+            whose = "here, but not in the checkpoint" if odd[0] in self.first else "in the checkpoint, but not here"
+            raise ValueError(
+                f"Parameter {odd[0]} is personal {whose}: clients keep other variables. Resume with the"
+                " FederatedServer(personal=...) that began the run, or start a new run without ckpt_path."
             )
         counts = dict(zip(saved["clients"], saved["examples"], strict=True))
         warn_if_changed({**theirs, "samples by client": counts}, {**ours, "samples by client": self.examples})

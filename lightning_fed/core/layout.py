@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import TypeVar
@@ -23,7 +23,7 @@ class Layout:
     """Where each trainable parameter lies in the flat vector ``x``.
 
     ``x`` is the concatenation, in ``named_parameters()`` order, of the parameters with ``requires_grad``, without
-    frozen parameters and buffers. The precision of ``x`` is that of the parameters, but at least float32.
+    frozen and personal parameters and buffers. The precision of ``x`` is that of the parameters, but at least float32.
     """
 
     names: tuple[str, ...]
@@ -31,14 +31,17 @@ class Layout:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, module: nn.Module) -> Layout:
+    def of(cls, module: nn.Module, personal: Container[str] = ()) -> Layout:
+        """The layout of a module's trainable parameters but those named by ``personal``."""
         params = {name: p for name, p in module.named_parameters() if p.requires_grad}
         lazy = [name for name, p in params.items() if isinstance(p, UninitializedParameter)]
         if lazy:
             raise ValueError(f"{_name(module)}.{lazy[0]} has no shape yet. Run one forward pass before the fit.")
+        params = {name: p for name, p in params.items() if name not in personal}
         if not params:
+            besides = " besides its personal ones" if personal else ""
             raise ValueError(
-                f"{_name(module)} has no trainable parameters, so there is nothing to federate."
+                f"{_name(module)} has no trainable parameters{besides}, so there is nothing to federate."
                 " Give it parameters with requires_grad=True."
             )
         whole = [name for name, p in params.items() if not p.is_floating_point()]

@@ -39,6 +39,7 @@ class Cost:
 class Memory:
     """One client's memory: the algorithm's state, how often it took part, buffers it keeps to itself, its cost.
 
+    ``buffers`` also holds parameters that the client keeps to itself: personal ones, and frozen ones that changed.
     ``layout`` numbers the layout that the state's vectors have: which parameters were trained at the client's visit.
     """
 

@@ -26,18 +26,28 @@ def matching(owner: object, on: str | Sequence[str], names: Sequence[str]) -> tu
     """
     patterns = [on] if isinstance(on, str) else list(on)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
+        if not any(is_match(name, pattern.removeprefix("!")) for name in names):
             raise ValueError(_no_match(owner, f"{pattern!r} matches none of", names))
-    no = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    yes = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
-    chosen = tuple(name for name in names if _any(name, yes) and not _any(name, no))
+    chosen = tuple(name for name in names if is_chosen(name, patterns))
     if not chosen:
         raise ValueError(_no_match(owner, f"{on!r} leaves none of", names))
     return chosen
 
 
-def _any(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def is_chosen(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name matches one of the patterns, and none after ``!``; if all are after ``!``, the others match.
+
+    >>> [is_chosen(name, ["*.weight", "!norm.*"]) for name in ("conv.weight", "conv.bias", "norm.weight")]
+    [True, False, False]
+    """
+    no = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    yes = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+    return any(is_match(name, pattern) for pattern in yes) and not any(is_match(name, pattern) for pattern in no)
+
+
+def is_match(name: str, pattern: str) -> bool:
+    """Whether a whole name matches one pattern."""
+    return fnmatchcase(name, pattern)
 
 
 def _no_match(owner: object, what: str, names: Sequence[str]) -> str:

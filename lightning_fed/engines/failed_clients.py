@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from lightning_fed.core.failures import DROPPED, Failure
+from lightning_fed.core.failures import NOT_FINITE, TOO_FAR, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.round import Outcome
-from lightning_fed.engines.sequential import ClientError
-from lightning_fed.lightning import pl
-from lightning_fed.trainer.hooks import listening
+from lightning_fed.engines.sequential import ClientError, DivergenceError
 
 #: Failed visits, and none that succeeded, after which a client is taken for gone.
 GONE = 3
@@ -26,15 +24,17 @@ class TooFewClientsError(ClientError):
         self.failures = dict(failures)
 
 
-def dropped_out(trainer: pl.Trainer, round: int, cohort: Sequence[ClientId]) -> dict[ClientId, Failure]:
-    """The clients of a cohort that callbacks such as ``Dropouts`` declare to be away."""
-    found = {}
-    for callback in listening(trainer, "drops"):
-        for cid in cohort:
-            if callback.drops(trainer, trainer.lightning_module, round, cid):
-                reason = f"round {round}, client {cid!r}: {type(callback).__name__} has it drop out."
-                found[cid] = Failure(DROPPED, reason, sent=False)
-    return found
+def is_divergence(error: BaseException) -> bool:
+    """Whether a round failed because models left the finite numbers, or the distance that the policy believes.
+
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(TOO_FAR, "")}))
+    True
+    >>> is_divergence(TooFewClientsError("", {"a": Failure(NOT_FINITE, ""), "b": Failure(DROPPED, "")}))
+    False
+    """
+    if isinstance(error, TooFewClientsError):
+        return bool(error.failures) and all(f.kind in (NOT_FINITE, TOO_FAR) for f in error.failures.values())
+    return isinstance(error, DivergenceError)
 
 
 class FailedClients:
@@ -46,9 +46,9 @@ class FailedClients:
         self._told: set[tuple[Any, ...]] = set()
 
     def tell(self, failures: Mapping[ClientId, Failure]) -> None:
-        """Warn of what has not been told yet; dropouts were asked for."""
+        """Warn of what has not been told yet, unless it was asked for."""
         for cid, failure in failures.items():
-            if failure.kind != DROPPED:
+            if not failure.injected:
                 more = "Later failures of this client of the same kind are only counted, as federated/failed_clients."
                 self._warn((cid, failure.kind), f"Left out: {failure.reason} {more}")
 

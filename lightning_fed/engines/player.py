@@ -9,15 +9,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from lightning_fed.core.commit import Commit
 from lightning_fed.core.failures import RAISE, Failure, FailurePolicy
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.heap import release_memory
-from lightning_fed.core.layout import overwrite, parameters_of
+from lightning_fed.core.layout import buffers_of, overwrite, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
 from lightning_fed.core.round import Outcome
-from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError, dropped_out
+from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError
+from lightning_fed.engines.faults import dropped_out, faults_of, place
 from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import pl
@@ -28,7 +30,7 @@ from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Sampler
 from lightning_fed.trainer.hooks import listening, notify
 from lightning_fed.trainer.log_snapshot import LogSnapshot
-from lightning_fed.trainer.module_state import restore_state
+from lightning_fed.trainer.module_state import restore_state, state_dict_with
 
 Buffers = Literal["average", "server", "local"]
 
@@ -74,19 +76,22 @@ class RoundPlayer:
     def play(self, cohort: Sequence[ClientId]) -> Outcome:
         """Play and commit a round; also after an error, the module holds the server's last committed model."""
         federation, before = self.federation, self.federation.rounds_done
-        workspace = self.workspace = Workspace(self.trainer, self._frozen)
+        local, personal = self.settings.buffers == "local", federation.personal
+        workspace = self.workspace = Workspace(self.trainer, self._frozen, personal, local)
         self._frozen = workspace.state.frozen
         loop: Any = self.trainer.fit_loop.epoch_loop.client_loop
-        kept = federation.store if self.settings.buffers == "local" else None
+        kept = federation.store if local or personal else None
         alone = SequentialEngine(loop, workspace, federation.layout, before, kept, self.settings.policy)
         self._warnings.not_copied(workspace)
         schedule = workspace.schedule
         try:
             outcome, average = self._averaged(self._survivors(cohort, alone), alone)
-            own = None if kept is None else {cid: left.state for cid, left in alone.left.items()}
+            own = {cid: left.own for cid, left in alone.left.items() if cid in outcome.states}
             schedule, steps = self._advanced(alone)
-            self._rehearse(alone.workspace, outcome, average, steps)
-            federation.commit(outcome, average, own, steps)
+            commit = federation.prepare(outcome, average, own, steps)
+            ahead = self._rehearse(alone.workspace, commit)
+            federation.apply(commit)
+            federation.stationarity = ahead.stationarity
         finally:
             federation.settle()
             self._hand_back(alone, schedule, committed=federation.rounds_done > before)
@@ -95,12 +100,36 @@ class RoundPlayer:
 
     def show_server(self) -> None:
         """Load the server's model into the module."""
-        federation = self.federation
-        overwrite(parameters_of(self.trainer.lightning_module), federation.layout.split(federation.server.x_bar))
+        self._show(self.federation.server.x_bar)
+
+    def _show(self, x_bar: Tensor) -> None:
+        """Load a server's model into the module, with the personal part that the first model had."""
+        module, values = self.trainer.lightning_module, self.federation.layout.split(x_bar)
+        overwrite(parameters_of(module), values)
+        if self.federation.first:
+            restore_state(module, {**buffers_of(module), **self.federation.first})
+
+    def model_of(self, cid: ClientId, own: bool) -> dict[str, Any]:
+        """A state dict of the server's model with a client's personal part, or of the client's ``own`` model."""
+        federation, module = self.federation, self.trainer.lightning_module
+        server = parameters_of(module) if self.workspace is None else self.workspace.state.parameters
+        part, x = federation.part_of(cid), federation.server.x_bar
+        if own:
+            part, x = {**federation.store[cid].buffers, **part}, self._own_model(cid)
+        return state_dict_with(module, {**server, **federation.buffers, **part, **federation.layout.split(x)})
+
+    def _own_model(self, cid: ClientId) -> Tensor:
+        algorithm = self.federation.algorithm
+        if (x_i := algorithm.local_model(self.federation.recall(cid))) is None:
+            name = type(algorithm).__name__
+            raise ValueError(f"Clients of {name} keep no model of their own. Use own=False for the server's model.")
+        return x_i
 
     def _survivors(self, cohort: Sequence[ClientId], alone: SequentialEngine) -> Outcome:
         """The outcome of a round without the clients that fail in it, as if they had not been drawn."""
-        policy, away = self.settings.policy, dropped_out(self.trainer, self.federation.rounds_done, cohort)
+        policy, round = self.settings.policy, self.federation.rounds_done
+        alone.faults = faults_of(self.trainer, round, cohort)
+        away = dropped_out(round, alone.faults)
         if away and not policy.skips:
             raise ClientError(f"{next(iter(away.values())).reason} {policy.consequence}")
         undoes, loose = policy.skips or policy.min_clients, alone.workspace.state.attributes.loose_metrics
@@ -127,7 +156,7 @@ class RoundPlayer:
         if policy.is_short(replies, failures):
             first = next((f" The first of them: {failure.reason}" for failure in failures.values()), "")
             raise TooFewClientsError(
-                f"round {self.federation.rounds_done}: {replies} clients to go on with, {len(failures)} failed, and"
+                f"{place(self.federation.rounds_done)}: {replies} clients to go on with, {len(failures)} failed, and"
                 f" min_clients is {policy.min_clients or 1}.{first}",
                 failures,
             )
@@ -139,7 +168,7 @@ class RoundPlayer:
         work = self.settings.work
         if self.federation.algorithm.traits.plans_steps:
             work = replace(work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
-        kept = None if self.settings.buffers != "local" else lambda cid: alone.left[cid].state
+        kept = None if alone.kept is None else lambda cid: alone.left[cid].own
         with saving_the_server(self.trainer, workspace):
             outcome = self.federation.play(cohort, engine, work, kept)
         self._warnings.dropped(workspace, alone.left.values())
@@ -156,7 +185,8 @@ class RoundPlayer:
         settings, examples = self.settings, self.federation.examples
         cohort = round(float(settings.sampler.inclusion_probabilities(len(examples)).sum()))
         size = self.trainer.datamodule.batch_size  # type: ignore[attr-defined]
-        return Setting(examples, size, cohort, settings.work, settings.buffers == "local")
+        keeps_buffers = settings.buffers == "local"
+        return Setting(examples, size, cohort, settings.work, keeps_buffers, tuple(self.federation.first))
 
     def _averaged(self, outcome: Outcome, alone: SequentialEngine) -> tuple[Outcome, dict[str, Tensor] | None]:
         """Add the bytes of buffers to the outcome, and average them; None if buffers are not averaged."""
@@ -170,21 +200,24 @@ class RoundPlayer:
             return alone.workspace.schedule, 0
         return advanced(alone.workspace, alone.left.values(), self.settings.restart_schedulers)
 
-    def _rehearse(self, workspace: Workspace, outcome: Outcome, buffers: Any, steps: int) -> None:
-        """Have callbacks look at the server's new model before the round counts, as they would see it afterwards."""
+    def _rehearse(self, workspace: Workspace, commit: Commit) -> Federation:
+        """Have callbacks look at the federation before the round counts, as they would see it afterwards."""
         federation, module, began = self.federation, self.trainer.lightning_module, time.monotonic()
+        ahead = federation.after(commit)
         if federation.started and listening(self.trainer, "on_round_played"):
             workspace.reset()
-            restore_state(module, federation.buffers if buffers is None else buffers)
-            overwrite(parameters_of(module), federation.layout.split(outcome.server.x_bar))
-            seed_global(self.settings.work.seed, federation.rounds_done + 1, "server")
+            restore_state(module, ahead.buffers)
+            self._show(ahead.server.x_bar)
+            seed_global(self.settings.work.seed, ahead.rounds_done, "server")
             before = federation.local_time
-            federation.local_time += steps
+            federation.local_time = ahead.local_time
+            federation.played = {cid: memory.buffers for cid, memory in commit.memories.items()}
             try:
-                notify(self.trainer, "on_round_played", federation.rounds_done)
+                notify(self.trainer, "on_round_played", federation.rounds_done, ahead)
             finally:
-                federation.local_time = before
+                federation.local_time, federation.played = before, {}
         self.rehearsal = time.monotonic() - began
+        return ahead
 
     def _hand_back(self, alone: SequentialEngine, schedule: Schedule, committed: bool) -> None:
         """Restore the module to the server's state."""

@@ -50,6 +50,7 @@ class Setting:
         cohort: expected number of clients in a round; the size of one cohort would let a resumed run choose otherwise.
         work: local work of a visit.
         keeps_buffers: whether clients keep their own buffers.
+        personal: names of the parameters and buffers that clients keep in any case.
     """
 
     examples: Mapping[ClientId, int]
@@ -57,6 +58,7 @@ class Setting:
     cohort: int
     work: LocalWork
     keeps_buffers: bool
+    personal: tuple[str, ...] = ()
 
     @property
     def full_batch(self) -> int:
@@ -174,4 +176,5 @@ class Choice:
 
 
 def _refusal(alone: SequentialEngine, setting: Setting) -> str | None:
-    return why_not_stacked(alone.loop.trainer, setting.work, setting.keeps_buffers, alone.layout.dtype)
+    trainer, dtype = alone.loop.trainer, alone.layout.dtype
+    return why_not_stacked(trainer, setting.work, setting.keeps_buffers, dtype, setting.personal)

@@ -15,13 +15,17 @@ from lightning_fed.core.failures import (
     TOO_SLOW,
     Failure,
     FailurePolicy,
+    Fault,
     OvertimeError,
 )
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
+from lightning_fed.core.problem import Solution
+from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Step
+from lightning_fed.engines.faults import place, spoiled
 from lightning_fed.evaluation.evaluate import batch_gradient, client_gradient
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.server_snapshot import Left, Workspace
@@ -69,9 +73,10 @@ class SequentialEngine:
         workspace: the server's snapshot, restored before each visit.
         layout: order of the parameters in ``x``.
         round: number of the round, for randomness and messages.
-        kept: the store with the clients' own buffers, or None if clients get the server's buffers.
+        kept: the store with what clients keep to themselves, or None if clients get everything from the server.
         policy: what becomes of clients that fail.
 
+    ``faults`` has the clients that are to fail, and how, for studies of robustness.
     ``left`` has the changes of each client's last visit with local steps, ``joined`` the entries that visits appended
     to lists of the module, in the order of the cohort.
     """
@@ -87,6 +92,7 @@ class SequentialEngine:
     ) -> None:
         self.loop, self.workspace, self.layout, self.round = loop, workspace, layout, round
         self.kept, self.policy = kept, policy
+        self.faults: Mapping[ClientId, Fault] = {}
         self.left: dict[ClientId, Left] = {}
         self.drew: ClientId | None = None  # first client whose data drew from their own random generator
         self.joined: list[Mapping[int, list[Any]]] = []
@@ -120,7 +126,7 @@ class SequentialEngine:
                     continue
                 if not policy.skips:
                     raise
-                return Failure(error.kind, str(error), visit.step)
+                return Failure(error.kind, str(error), visit.step, injected=self._is_injected(visit.client, error))
         raise AssertionError("unreachable")
 
     def _visit(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> Reply[Any, Any]:
@@ -134,7 +140,7 @@ class SequentialEngine:
         return reply
 
     def prepare(self, visit: Visit) -> None:
-        """Restore the module to the beginning of the round, with the client's own buffers if it has any."""
+        """Restore the module to the beginning of the round, with what the client keeps to itself."""
         self.workspace.reset(self._own_state(visit.client))
 
     def answer(
@@ -146,7 +152,7 @@ class SequentialEngine:
         with self.naming(cid):
             reply = step(state, down, self.local(visit))
             left = self.workspace.left(visit.step, visit.optimizer_steps, given)
-        self.check(cid, reply)
+        self.check(cid, reply, left.own)
         self.take(cid, reply, left)
         if any(stream.changed() for stream in streams):
             self.drew = cid if self.drew is None else self.drew
@@ -179,16 +185,32 @@ class SequentialEngine:
     def local(self, visit: Visit) -> ModuleLocal:
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
         again = partial(batch_gradient, self.loop.trainer, self.layout)
-        return ModuleLocal(self.loop, self.layout, visit, slope, again)
+        if (fault := self.faults.get(visit.client)) is not None and fault.kind == TOO_SLOW:
+            visit.lateness = float(fault.size or 0)
+        return ModuleLocal(self.loop, self.layout, visit, slope, again, partial(self.spoiled, visit.client))
+
+    def spoiled(self, cid: ClientId, solution: Solution) -> Solution:
+        """A client's solution, as the fault that is wanted of the client leaves it."""
+        if (fault := self.faults.get(cid)) is None:
+            return solution
+        rng = torch_generator(self.loop.work.seed, self.round, cid, "fault")
+        return spoiled(solution, fault, self._x_bar, rng)
+
+    def _is_injected(self, cid: ClientId, error: ClientError) -> bool:
+        return (fault := self.faults.get(cid)) is not None and fault.kind == error.kind
 
     def _own_state(self, cid: ClientId) -> Mapping[str, Tensor] | None:
         if self.kept is None:
             return None
-        return self.left[cid].state if cid in self.left else self.kept[cid].buffers
+        return self.left[cid].own if cid in self.left else self.workspace.own(self.kept[cid].buffers)
 
-    def check(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
-        """Refuse a model or a message that is not finite, and a model that is too far from the server's."""
-        if is_finite(reply.x_i) and all(map(is_finite, leaves_of(reply.message))):
+    def check(self, cid: ClientId, reply: Reply[Any, Any], own: Mapping[str, Tensor] | None = None) -> None:
+        """Refuse a model or a message that is not finite, and a model that is too far from the server's.
+
+        ``own`` holds what the client keeps to itself, of which parameters must be finite, too.
+        """
+        personal = [t for name, t in (own or {}).items() if name in self.workspace.state.parameters]
+        if is_finite(reply.x_i) and all(map(is_finite, [*leaves_of(reply.message), *personal])):
             self._check_distance(cid, reply)
             return
         lrs = [
@@ -218,4 +240,4 @@ class SequentialEngine:
 
     def where(self, cid: ClientId) -> str:
         """The round and the client, for the beginning of messages."""
-        return f"round {self.round}, client {cid!r}"
+        return place(self.round, cid)

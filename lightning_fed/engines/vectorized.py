@@ -153,7 +153,9 @@ class VectorizedEngine:
                 points = unbind_copy(answers.x)  # copies: a view in one client's state would keep the whole stack
                 for i, plan, x, loss in zip(asked, plans, points, answers.losses, strict=True):
                     reach = Reach.of(plan.steps, answers.lr, answers.momentum, asked[i].question.rho)
-                    talks[i].answers.append(Solution(x, loss, plan.steps, plan.steps * answers.lr, reach=reach))
+                    found = Solution(x, loss, plan.steps, plan.steps * answers.lr, reach=reach)
+                    with self.alone.naming(visits[i].client):
+                        talks[i].answers.append(talks[i].alone.spoiled(found))
                     visits[i].question = None if asked[i].is_mapped else asked[i].question
         stacked = Replies.of(*(replies[i] for i in range(len(visits))))
         self._check(stacked, visits)

@@ -124,7 +124,9 @@ class WorkersEngine:
         for optimizer in self.trainer.optimizers:
             vars(optimizer)["_opt_called"] = True  # the child stepped; schedulers warn if no optimiser step came before
         if reading(self.trainer, "on_client_end"):
-            overwrite(parameters_of(self.trainer.lightning_module), self.alone.layout.split(reply.x_i))
+            parameters = parameters_of(self.trainer.lightning_module)
+            own = {name: value for name, value in answer.left.own.items() if name in parameters}
+            overwrite(parameters, {**own, **self.alone.layout.split(reply.x_i)})
         notify(self.trainer, "on_client_end", visit, reply)
         return reply
 

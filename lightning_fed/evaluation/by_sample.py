@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,15 +11,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed.core.layout import Layout
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.tensor_loader import TensorLoader
+from lightning_fed.evaluation.figures import Figures, figures_of
 from lightning_fed.evaluation.results import Evaluation
 from lightning_fed.lightning import is_overridden, pl
-from lightning_fed.local.stacked.pure_step import Notes, PureStep, UnfitError
+from lightning_fed.local.stacked.pure_step import PureStep, UnfitError
 from lightning_fed.local.stacked.stack import STACK
 from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.eligibility import TRANSFER_HOOKS
@@ -60,20 +58,11 @@ def evaluate_together(
     found: dict[ClientId, Evaluation] = {}
     for clients, sizes, batch, limit in _batches(trainer, split, ids, alike=models is not None):
         if models is None:
-            figures = by_sample(batch, limit)
+            columns = by_sample(batch, limit)
         else:
-            figures = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
-        owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        means = [_means(values, owners, sizes) for values in figures]
-        found |= {cid: Evaluation(means[0][i], means[1][i], sizes[i]) for i, cid in enumerate(clients)}
+            columns = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
+        found |= zip(clients, by_sample.figures.evaluations(columns, sizes), strict=True)
     return {cid: found[cid] for cid in ids}
-
-
-def _means(values: Tensor | None, owners: Tensor, sizes: list[int]) -> list[float]:
-    if values is None:
-        return [math.nan] * len(sizes)
-    sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, owners, values.double().cpu())
-    return (sums / torch.tensor(sizes)).tolist()
 
 
 def _batches(
@@ -116,60 +105,34 @@ def _groups(
 
 
 class _BySample:
-    """Loss and accuracy of every sample, as a step returns or logs them for a batch of that sample alone."""
+    """What a step returns, logs and gives to metrics for every sample, in a batch of that sample alone."""
 
     def __init__(self, trainer: pl.Trainer, step: str) -> None:
         self._step = PureStep(trainer.lightning_module, step)
-        self._known = (True, True)
+        self.figures = Figures()
 
-    def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor | None]:
+    def __call__(self, batch: list[Tensor], limit: int) -> list[Tensor]:
         """Evaluate the model that the module holds, ``limit`` samples at a time."""
         pieces = zip(*(torch.split(part, limit) for part in batch), strict=True)
         with torch.no_grad():
             found = [vmap(partial(self._one, {}))(*piece) for piece in pieces]
-        return self._those_known(torch.cat(column) for column in zip(*found, strict=True))
+        return [torch.cat(column) for column in zip(*found, strict=True)]
 
-    def each_by_its_own(self, models: dict[str, Tensor], sizes: list[int], batch: list[Tensor]) -> list[Tensor | None]:
+    def each_by_its_own(self, models: dict[str, Tensor], sizes: list[int], batch: list[Tensor]) -> list[Tensor]:
         """Evaluate each sample with its client's own model."""
         padded = [pad_sequence(list(torch.split(part, sizes)), batch_first=True) for part in batch]
         inside = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
 
-        def client(model: dict[str, Tensor], *rows: Tensor) -> tuple[Tensor, Tensor]:
-            figures: tuple[Tensor, Tensor] = vmap(partial(self._one, model))(*rows)
-            return figures
+        def client(model: dict[str, Tensor], *rows: Tensor) -> tuple[Tensor, ...]:
+            columns: tuple[Tensor, ...] = vmap(partial(self._one, model))(*rows)
+            return columns
 
         with torch.no_grad():
             found = vmap(client)(models, *padded)
-        return self._those_known(column[inside] for column in found)
+        return [column[inside] for column in found]
 
-    def _those_known(self, columns: Iterable[Tensor]) -> list[Tensor | None]:
-        return [column if known else None for column, known in zip(columns, self._known, strict=True)]
-
-    def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and accuracy of one sample; zero if the step reports none."""
+    def _one(self, model: dict[str, Tensor], *sample: Tensor) -> tuple[Tensor, ...]:
+        """The columns of one sample."""
         loss, notes = self._step.run(model, [part.unsqueeze(0) for part in sample])
-        if loss is None:
-            loss = _logged(notes, "loss")
-        accuracy = _logged(notes, "acc")
-        if isinstance(accuracy, Metric):
-            accuracy = _correct(accuracy, notes)
-        if isinstance(loss, Metric):
-            raise UnfitError("the loss is a metric")
-        self._known = loss is not None, accuracy is not None
-        found = [torch.as_tensor(0.0 if value is None else value).reshape(()) for value in (loss, accuracy)]
-        return found[0], found[1]
-
-
-def _logged(notes: Notes, what: str) -> Any:
-    """The first logged value whose name contains a given word."""
-    return next((value for name, (value, _) in notes.logged.items() if what in name.lower()), None)
-
-
-def _correct(metric: Metric, notes: Notes) -> Tensor:
-    """Whether the sample is classified correctly, for metrics that are the share of correct samples."""
-    plain = type(metric) is MulticlassAccuracy and metric.average == "micro" and metric.top_k == 1
-    updates = [args for updated, args in notes.updates if updated is metric]
-    if not plain or metric.ignore_index is not None or len(updates) != 1 or updates[0][0].ndim != 2:
-        raise UnfitError(f"{type(metric).__name__} is not a mean over samples")
-    scores, target = updates[0]
-    return (scores.argmax(1) == target).to(torch.get_default_dtype())
+        self.figures, columns = figures_of(loss, notes)
+        return columns

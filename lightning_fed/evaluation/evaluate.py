@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,13 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from lightning_fed.core.layout import Layout
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.loading import counted
 from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
+from lightning_fed.evaluation.logged import evaluation_of, reset_metrics
+from lightning_fed.evaluation.personal import as_client, federation_of, personal_models
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
 from lightning_fed.lightning import (
     batch_size_of,
@@ -27,7 +27,6 @@ from lightning_fed.lightning import (
     is_overridden,
     is_param_in_hook_signature,
     isolate_rng,
-    logged_value,
     pl,
     results_of,
     set_current_hook,
@@ -74,10 +73,20 @@ def evaluate_splits(trainer: pl.Trainer, left_out: Container[ClientId] = ()) -> 
         return found
 
 
+def client_losses(trainer: pl.Trainer, split: str, ids: Sequence[ClientId]) -> dict[ClientId, float]:
+    """Loss of the module's model on the data of some clients; NaN if the module reports none."""
+    with measuring(trainer) as state:
+        return {cid: found.loss for cid, found in _evaluate_all(trainer, split, ids, state).items()}
+
+
 def _evaluate_all(
     trainer: pl.Trainer, split: str, ids: Sequence[ClientId], state: ModuleState
 ) -> dict[ClientId, Evaluation]:
     alone = partial(_evaluate, trainer, split=split, state=state)
+    if (federation := federation_of(trainer)) is not None and federation.first:
+        models = personal_models(federation, lambda cid: state.parameters)
+        together = None if state.buffers else _evaluate_together(trainer, split, ids, models)
+        return together or {cid: alone(cid, own=federation.part_of(cid)) for cid in ids}
     return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
 
 
@@ -89,8 +98,8 @@ def _evaluate_together(
 ) -> dict[ClientId, Evaluation] | None:
     """Evaluate many clients of a small model together, sample by sample; None if the module does not declare both:
 
-    ``stackable``, a step is a function of batch, parameters and buffers; ``loss_is_mean``, its loss, and what it logs
-    by the name of a loss or an accuracy, are means over samples.
+    ``stackable``, a step is a function of batch, parameters and buffers; ``loss_is_mean``, it treats every sample by
+    itself (docs/speed.md). None also, with the reason in the log, if the step logs what is no mean or sum over samples.
     """
     module = trainer.lightning_module
     step = loss_step(module, split)
@@ -124,25 +133,33 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     def model_of(cid: ClientId) -> Tensor | None:
         return algorithm.local_model(federation.recall(cid))
 
+    def parameters_of(cid: ClientId) -> Mapping[str, Tensor] | None:
+        return None if (x_i := model_of(cid)) is None else federation.layout.split(x_i)
+
     def alone(cid: ClientId, state: ModuleState) -> Evaluation | None:
-        if (x_i := model_of(cid)) is None:
+        if (shared := parameters_of(cid)) is None:
             return None
-        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **federation.layout.split(x_i)})
+        return _evaluate(trainer, cid, split, state, {**store[cid].buffers, **shared})
 
     with measuring(trainer) as state:
-        models = Models(federation.layout, model_of)
+        models = personal_models(federation, parameters_of)
         together = None if state.buffers else _evaluate_together(trainer, split, seen, models)
         return together or {cid: found for cid in seen if (found := alone(cid, state)) is not None}
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:
-    """Gradient of the weighted mean of the clients' losses at the model the module holds."""
+    """Gradient of the weighted mean of the clients' losses at the model the module holds, with their personal parts."""
     population = sum(federation.weights.values())
     shares = {cid: weight / population for cid, weight in federation.weights.items()}
-    return sum(
-        (share * client_gradient(trainer, federation.layout, cid) for cid, share in shares.items()),
-        torch.zeros_like(federation.x0),
-    )
+    total = torch.zeros_like(federation.x0)
+    for cid, share in shares.items():
+        try:
+            with as_client(trainer, cid):
+                total = total + share * client_gradient(trainer, federation.layout, cid)
+        except Exception as error:  # a user's step may raise anything
+            where = f"The gradient of the loss on the train data of client {cid!r}"
+            raise EvaluationError(f"{where}: {type(error).__name__}: {error}") from error
+    return total
 
 
 def stationarity(trainer: pl.Trainer, federation: Federation) -> float:
@@ -278,9 +295,7 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
     module, data = trainer.lightning_module, trainer.datamodule
     set_results(trainer, results := RoundResults(training=True))
     results.complete = True
-    for metric in module.modules():
-        if isinstance(metric, Metric):
-            metric.reset()
+    reset_metrics(module)
     total, examples, reported = 0.0, 0, 0
     for batch_idx, (batch, size) in enumerate(counted(data.client_eval_dataloader(cid, split))):
         batch = move_batch(trainer, batch)
@@ -291,19 +306,7 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
         examples += size
         if loss is not None:
             total, reported = total + float(loss.detach()) * size, reported + size
-    logged = {"loss": math.nan, "acc": math.nan, **_logged(results)}
-    return Evaluation(total / reported if reported else logged["loss"], logged["acc"], examples)
-
-
-def _logged(results: RoundResults) -> dict[str, float]:
-    """The first logged metrics with "loss" and with "acc" in their names; others may not exist for a single client."""
-    found = {}
-    for what in ("loss", "acc"):
-        key = next((key for key, metric in results.items() if what in metric.meta.name.lower()), None)
-        if key is not None:
-            value = logged_value(results, key)
-            found[what] = math.nan if value is None else float(value)
-    return found
+    return evaluation_of(results, module, total / reported if reported else None, cid, examples)
 
 
 def _call(trainer: pl.Trainer, step: str, batch: Any, batch_idx: int) -> Any:

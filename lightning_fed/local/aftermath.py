@@ -22,10 +22,11 @@ def with_average(
 ) -> tuple[Outcome, dict[str, Tensor] | None]:
     """Average buffers, and frozen parameters that changed, over the clients whose replies arrived; bill their bytes.
 
-    For a client that did not change such a parameter, the average takes the server's value.
+    For a client that did not change such a parameter, the average takes the server's value. Personal buffers of the
+    server stay as they are.
     """
-    states = {cid: dict(own.state) for cid, own in left.items()}
-    down = num_bytes(federation.buffers)
+    states = {cid: dict(own.shared) for cid, own in left.items()}
+    down = num_bytes(federation.personal.rest(federation.buffers))
     up = {cid: num_bytes(states[cid]) if cid in outcome.states else 0 for cid in outcome.costs}
     costs = {cid: cost + Cost(down, up[cid]) for cid, cost in outcome.costs.items()}
     outcome = replace(outcome, costs=costs)
@@ -34,7 +35,8 @@ def with_average(
         return outcome, None
     moved = {name for state in arrived.values() for name in state}.intersection(workspace.state.parameters)
     server = {name: workspace.state.parameters[name] for name in moved}
-    return outcome, average_buffers((federation.weights[cid], {**server, **state}) for cid, state in arrived.items())
+    mean = average_buffers((federation.weights[cid], {**server, **state}) for cid, state in arrived.items())
+    return outcome, {**federation.personal.part(workspace.buffers), **mean}
 
 
 def advanced(workspace: Workspace, left: Collection[Left], restart: bool) -> tuple[Schedule, int]:

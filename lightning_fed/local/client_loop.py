@@ -77,7 +77,7 @@ class ClientLoop(Loop):
     def _run(self, visit: Visit) -> float:
         """The mean loss over the samples of a visit."""
         listeners = listening(self.trainer, "on_client_step")
-        total, examples, began = None, 0, time.monotonic()
+        total, examples, began = None, 0, time.monotonic() - visit.lateness
         for batch_idx, last, batch, samples in self._batches(visit):
             loss, size, go_on = self._advance(batch, samples, batch_idx, last)
             visit.step += go_on

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fed.core.personal import Personal
 from lightning_fed.lightning import checkpoint_connector, pl
-from lightning_fed.trainer.module_state import Changes, ModuleState
+from lightning_fed.trainer.module_state import Changes, ModuleState, state_dict_with
 
 #: Settings of optimisers that schedulers set. Others, such as an optimiser's counters, belong to its state.
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
@@ -52,10 +53,12 @@ class Schedule:
 class Left:
     """The changes that a visit leaves in the module and the trainer, besides its reply.
 
-    ``state`` holds its buffers, and frozen parameters that changed; ``steps`` counts optimiser steps.
+    ``shared`` and ``own`` hold its buffers, frozen parameters that changed, and personal parameters: those that the
+    server may average, and those that the client keeps to itself. ``steps`` counts optimiser steps.
     """
 
-    state: Mapping[str, Tensor]
+    shared: Mapping[str, Tensor]
+    own: Mapping[str, Tensor]
     changes: Changes
     schedule: Schedule
     batches: int
@@ -71,10 +74,19 @@ class Workspace:
 
     Args:
         copies: copies of frozen parameters from an earlier round.
+        personal: the parameters and buffers that clients keep to themselves.
+        keeps_buffers: whether clients keep all buffers to themselves.
     """
 
-    def __init__(self, trainer: pl.Trainer, copies: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        copies: Mapping[str, Tensor] | None = None,
+        personal: Personal = Personal(),  # noqa: B008  # frozen
+        keeps_buffers: bool = False,
+    ) -> None:
         self.trainer, self.module = trainer, trainer.lightning_module
+        self.personal, self._keeps_buffers = personal, keeps_buffers
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self.state = ModuleState(self.module, [*trainer.optimizers, *schedulers], copies=copies)
         for optimizer in trainer.optimizers:
@@ -97,10 +109,14 @@ class Workspace:
             optimizer.state.update({p: _copied(own) for p, own in memory.items()})
         self.schedule.install(self.trainer)
 
+    def own(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Those of buffers and parameters that a client keeps to itself."""
+        return state if self._keeps_buffers else self.personal.part(state)
+
     @cached_property
     def unchanged(self) -> Left:
         """The `Left` of a visit that changed only its parameters."""
-        return Left(self.buffers, Changes({}, []), self.schedule, 0, 0)
+        return Left(self.buffers, {}, Changes({}, []), self.schedule, 0, 0)
 
     def left(self, batches: int, steps: int, given: Sequence[str] = ()) -> Left:
         """Collect the changes of the visit that has just ended; ``given`` are attributes that a callback set for it."""
@@ -112,15 +128,13 @@ class Workspace:
                 )
         changes = self.state.attributes.changes()
         changes = replace(changes, names=[name for name in changes.names if name not in given])
-        return Left(self.state.moved(), changes, Schedule.of(self.trainer), batches, steps)
+        moved = self.state.moved(self.personal)
+        shared = {} if self._keeps_buffers else self.personal.rest(moved)
+        return Left(shared, self.own(moved), changes, Schedule.of(self.trainer), batches, steps)
 
     def state_dict(self) -> dict[str, Any]:
         """The module's state dict with the server's tensors, for a checkpoint that is taken during a visit."""
-        now = self.module.state_dict(keep_vars=True)
-        server = self.state.parameters
-        parameters = {id(p): server[name] for name, p in self.module.named_parameters()}  # aliases share an id
-        mine = {key: parameters.get(id(value), self.buffers.get(key)) for key, value in now.items()}
-        return {key: now[key] if value is None else value.clone() for key, value in mine.items()}
+        return state_dict_with(self.module, {**self.state.parameters, **self.buffers})
 
     def server_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Write the server's optimisers and schedulers into a checkpoint that is taken during a visit."""

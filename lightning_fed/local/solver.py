@@ -23,6 +23,7 @@ class ModuleLocal(Local):
     Args:
         slope: returns the gradient of the client's loss at the module's parameters, over all its data.
         slope_again: returns the same over a batch that was just trained on, from its index and random state.
+        spoiled: makes of a solution what a fault that is wanted of the client does.
     """
 
     def __init__(
@@ -32,10 +33,15 @@ class ModuleLocal(Local):
         visit: Visit,
         slope: Callable[[], Tensor],
         slope_again: Callable[..., Tensor],
+        spoiled: Callable[[Solution], Solution] = lambda solution: solution,
     ) -> None:
         self.loop, self.layout, self.visit, self.slope, self.slope_again = loop, layout, visit, slope, slope_again
+        self.spoiled = spoiled
 
     def answer(self, problem: LocalProblem) -> Solution:
+        return self.spoiled(self._answer(problem))
+
+    def _answer(self, problem: LocalProblem) -> Solution:
         if problem.estimate is not None and self.loop.trainer.accumulate_grad_batches != 1:
             raise ValueError("An estimate of the gradient changes with every batch. Use accumulate_grad_batches=1.")
         visit, start, tolerance = self.visit, problem.start, self.loop.work.tolerance

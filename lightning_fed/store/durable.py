@@ -214,6 +214,30 @@ def link(source: Path, target: Path) -> bool:
     return True
 
 
+def link_symbolically(source: Path, target: Path) -> None:
+    """Have ``target`` point to ``source`` from now on, without a moment in which there is no ``target``.
+
+    It is a copy where the disk does not support symbolic links.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> _ = write(folder / "a", [b"one"])
+    >>> link_symbolically(folder / "a", folder / "last"); (folder / "last").readlink().as_posix()
+    'a'
+    """
+    part = temporary(target)
+    remove(part)
+    try:
+        part.symlink_to(os.path.relpath(source, target.parent))
+    except OSError:  # not supported, or not allowed
+        with complete(target, source.stat().st_size) as part:
+            shutil.copyfile(source, part)
+        return
+    point("symbolic link: made")
+    os.replace(part, target)
+    point("symbolic link: renamed")
+
+
 def cut(path: Path, size: int) -> None:
     """Truncate a file to ``size``, to remove an append that a killed process did not finish.
 
@@ -225,6 +249,12 @@ def cut(path: Path, size: int) -> None:
     if path.stat().st_size > size:
         os.truncate(path, size)
         point("cut: done")
+
+
+def rename(path: Path, target: Path) -> None:
+    """Rename a file in its folder; like a removal, a power failure may undo it."""
+    os.replace(path, target)
+    point("rename: done")
 
 
 def remove(path: Path) -> None:

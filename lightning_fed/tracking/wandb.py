@@ -90,12 +90,25 @@ def log_table(
                 logger.experiment.add_histogram(key, np.asarray(values), step)
         elif isinstance(logger, CSVLogger):
             path = _folder(logger) / f"{name.replace('/', '_')}.csv"
-            new = not path.exists()
-            with path.open("a", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file)
-                if new:
-                    writer.writerow(["step", *columns])
-                writer.writerows([step, *row] for row in rows)
+            _append(path, ["step", *columns], [[step, *row] for row in rows])
+
+
+def _append(path: Path, columns: list[str], rows: list[list[Any]]) -> None:
+    """Append rows to a CSV file; if it has other columns, write the whole file again with those of both."""
+    before: list[list[str]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            before = list(csv.reader(file))
+    if before and before[0] == columns:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+        return
+    old = before[0] if before else []
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys([*old, *columns])))
+        writer.writeheader()
+        writer.writerows(dict(zip(old, row, strict=True)) for row in before[1:])
+        writer.writerows(dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:

@@ -6,10 +6,11 @@ import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.lightning import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
+from lightning_fed.lightning import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO, pl
 from lightning_fed.store import (
     DamagedCheckpointError,
     DamagedRecordError,
@@ -43,6 +44,7 @@ class FederatedCheckpointIO(CheckpointIO):
                 " that have changed since. Omit it: a checkpoint of a federation writes only what a round has changed."
             )
         self.inner, self.store = inner, store
+        self._newest: Path | None = None
         self._own = type(inner) is TorchCheckpointIO
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -57,6 +59,7 @@ class FederatedCheckpointIO(CheckpointIO):
             return
         path = Path(os.path.realpath(path))
         path.parent.mkdir(parents=True, exist_ok=True)
+        _tidy(path.parent)
         folder = path.with_name(f"{path.name}.records-{secrets.token_hex(4)}")
         before = _version(path)
         try:
@@ -70,16 +73,18 @@ class FederatedCheckpointIO(CheckpointIO):
             if _version(path) == before:  # after the rename, for instance on Ctrl-C, the new file needs the folder
                 durable.remove_folder(folder)
             raise
+        self._newest = path
         _remove_records(path, but=folder.name)
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         if "://" in str(path):
             return dict(self.inner.load_checkpoint(path, map_location, weights_only))
         real = Path(os.path.realpath(path))
+        _tidy(real.parent)
         try:
             return self._load(real, map_location, weights_only)
         except (DamagedCheckpointError, DamagedRecordError) as error:
-            if not Path(path).name.startswith("last"):
+            if not _may_be_the_word_last(path):
                 raise
             return self._fall_back(real, error)
 
@@ -112,12 +117,35 @@ class FederatedCheckpointIO(CheckpointIO):
         if path.is_symlink():  # ModelCheckpoint's last.ckpt: the records belong to the file that it points to
             path.unlink()
             return
-        self.inner.remove_checkpoint(path)
+        self._forward_links(path)
+        if self._own and path.is_file():
+            durable.rename(path, _doomed(path))
+        else:
+            self.inner.remove_checkpoint(path)
         durable.point("checkpoint: removed")
         _remove_records(path)
+        durable.remove(_doomed(path))
+
+    def _forward_links(self, path: Path) -> None:
+        """Have links to a checkpoint point to the newest one before it is removed: a kill must not leave them dead."""
+        newest, real = self._newest, Path(os.path.realpath(path))
+        if newest is not None and newest != real and newest.exists():
+            for link in path.parent.glob("*.ckpt"):
+                if link.is_symlink() and Path(os.path.realpath(link)) == real:
+                    durable.link_symbolically(newest, link)
 
     def teardown(self) -> None:
         self.inner.teardown()
+
+
+def link_last(trainer: pl.Trainer, filepath: str, linkpath: str) -> None:
+    """Link ``last`` to a checkpoint. Lightning's own removes the old link first, and a kill would leave none."""
+    source, target = Path(filepath).absolute(), Path(linkpath).absolute()
+    if trainer.is_global_zero and source != target:
+        if target.is_dir() and not target.is_symlink():
+            durable.remove_folder(target)
+        durable.link_symbolically(source, target)
+    trainer.strategy.barrier()
 
 
 def _version(path: Path) -> tuple[int, int] | None:
@@ -143,6 +171,30 @@ def _remove_records(path: Path, but: str = "") -> None:
     for folder in path.parent.glob(f"{_literal(path.name)}.records-*"):
         if folder.name != but:
             durable.remove_folder(folder)
+
+
+def _may_be_the_word_last(path: Any) -> bool:
+    """Whether ``path`` may come from ``ckpt_path="last"``, for which Lightning gives an absolute path as a string.
+
+    A relative path, and a ``Path``, have been given by name. Nothing tells where an absolute string has come from.
+    """
+    return isinstance(path, str) and os.path.isabs(path) and Path(path).name.startswith("last")
+
+
+def _doomed(path: Path) -> Path:
+    """The name of a checkpoint's file while its records are removed: it tells the next save what a kill has left."""
+    return path.with_name(f".{path.name}.removed")
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed process was about to remove or to rename."""
+    for part in folder.glob(".*.part"):
+        if part.is_symlink():
+            durable.remove(part)
+    for doomed in folder.glob(".*.removed"):
+        with suppress(FileNotFoundError):  # of a run that is just removing it
+            _remove_records(doomed.with_name(doomed.name[1:].removesuffix(".removed")))
+        durable.remove(doomed)
 
 
 def _literal(name: str) -> str:

@@ -40,8 +40,8 @@ class Need:
         n, rounds = len(federation.weights), trainer.max_epochs
         largest = sampler.size if isinstance(sampler, Uniform) else n
         visits = n if rounds is None or rounds < 0 or isinstance(sampler, Full) else largest * rounds
-        buffers = num_bytes(dict(federation.buffers)) if keeps_buffers else 0
-        return cls(min(n, len(federation.store) + visits), num_bytes(federation.fresh()) + buffers)
+        own = {**(federation.buffers if keeps_buffers else {}), **federation.first}
+        return cls(min(n, len(federation.store) + visits), num_bytes(federation.fresh()) + num_bytes(own))
 
     @property
     def bytes(self) -> int:

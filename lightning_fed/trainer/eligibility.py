@@ -142,8 +142,12 @@ def is_in_place_possible(trainer: pl.Trainer) -> bool:
     return plain and size >= LARGE_MODEL and type(trainer.precision_plugin) in (Precision, DoublePrecision)
 
 
-def why_not_stacked(trainer: pl.Trainer, work: LocalWork, keeps_buffers: bool, dtype: torch.dtype) -> str | None:
+def why_not_stacked(
+    trainer: pl.Trainer, work: LocalWork, keeps_buffers: bool, dtype: torch.dtype, personal: Sequence[str] = ()
+) -> str | None:
     """Why clients cannot be stacked, as far as settings tell; the probe checks the rest."""
+    if personal:  # a stack begins with one model for all clients
+        return f"clients keep personal parts ({', '.join(personal[:3])}{', ...' if len(personal) > 3 else ''})"
     module = trainer.lightning_module
     if reason := needs_hooks(trainer):
         return reason

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from lightning_fed.core.failures import Failure
+from lightning_fed.core.failures import Failure, Fault
+from lightning_fed.core.federation import Federation
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
 from lightning_fed.core.problem import Question
@@ -32,6 +35,7 @@ class Visit:
     """One client's visit in a round, and its progress.
 
     ``question`` holds the terms of its last local problem, ``certificate`` its exactness if there is a tolerance.
+    ``lateness`` is by how many seconds the visit counts as longer than it is.
     """
 
     round: int
@@ -45,6 +49,7 @@ class Visit:
     loss: torch.Tensor | None = field(default=None, init=False)
     question: Question | None = field(default=None, init=False)
     certificate: Exactness | None = field(default=None, init=False)
+    lateness: float = field(default=0.0, init=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +57,8 @@ class RoundReport:
     """What happened in a committed round.
 
     ``cohort`` is the one of the last of its ``attempts``; ``failures`` has the clients that failed in any of them.
+    ``worst_clients`` has the worst client by metric, such as "test_loss", if the round was evaluated
+    (:class:`~lightning_fed.callbacks.ClientEvaluation` fills it in ``on_round_end``).
     """
 
     round: int
@@ -60,6 +67,7 @@ class RoundReport:
     metrics: dict[str, float]
     failures: dict[ClientId, Failure] = field(default_factory=dict)
     attempts: int = 1
+    worst_clients: dict[str, ClientId] = field(default_factory=dict)
 
     @property
     def local_loss(self) -> float:
@@ -89,9 +97,9 @@ class FederatedCallback(pl.Callback):
     def on_round_start(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, cohort: list[Any]) -> None:
         """Before the first client of a round; the module holds the server's model."""
 
-    def drops(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> bool:
-        """Whether a client of the cohort drops out of a round before its visit; see ``on_client_error``."""
-        return False
+    def fault(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, client: ClientId) -> Fault | None:
+        """How a client of the cohort is to fail in a round, for studies of robustness; None if it is not."""
+        return None
 
     def on_client_start(self, trainer: pl.Trainer, module: pl.LightningModule, visit: Visit) -> None:
         """Before a client's local work."""
@@ -104,8 +112,16 @@ class FederatedCallback(pl.Callback):
     ) -> None:
         """After a client's local work; the module holds the client's model. Nothing is committed yet."""
 
-    def on_round_played(self, trainer: pl.Trainer, module: pl.LightningModule, round: int) -> None:
-        """Before the round is committed; the module holds the server's new model. An error here undoes the round."""
+    def on_round_played(
+        self, trainer: pl.Trainer, module: pl.LightningModule, round: int, federation: Federation
+    ) -> None:
+        """Before the round is committed; the module holds the server's new model. An error here undoes the round.
+
+        ``federation`` is as it will be after the commit, for reading only.
+        """
+
+    def on_round_error(self, trainer: pl.Trainer, module: pl.LightningModule, round: int, error: Exception) -> None:
+        """After a round failed; it is not committed. May raise another error, which then ends the fit."""
 
     def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: RoundReport) -> None:
         """After the round is committed; the module holds the server's new model. May log with ``self.log``."""
@@ -121,6 +137,16 @@ def notify(trainer: pl.Trainer, hook: str, *args: Any) -> None:
     """Call a federated hook on every callback that has it."""
     for callback in listening(trainer, hook):
         getattr(callback, hook)(trainer, trainer.lightning_module, *args)
+
+
+@contextmanager
+def telling_of_errors(trainer: pl.Trainer, round: int) -> Iterator[None]:
+    """Tell callbacks of an error that ends a round, before Lightning handles it."""
+    try:
+        yield
+    except Exception as error:
+        notify(trainer, "on_round_error", round, error)
+        raise
 
 
 def reading(trainer: pl.Trainer, hook: str) -> list[Any]:

@@ -31,7 +31,7 @@ from lightning_fed.lightning import (
     start_batch,
 )
 from lightning_fed.trainer.clock import LocalClock
-from lightning_fed.trainer.hooks import RoundReport
+from lightning_fed.trainer.hooks import RoundReport, telling_of_errors
 
 #: Progress of a round when a checkpoint is taken; resuming does the remaining stages.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
@@ -161,7 +161,7 @@ class RoundLoop(EpochLoop):
         start_batch(trainer, None)
         call_callback_hooks(trainer, "on_train_batch_start", cohort, 0)
         self.batch_progress.increment_started()
-        with trainer.profiler.profile("run_training_batch"):
+        with trainer.profiler.profile("run_training_batch"), telling_of_errors(trainer, self.server.rounds_done):
             report = self.server.run_round(trainer, cohort)
         self.stage = TRAINED
         self.batch_progress.increment_processed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -230,14 +230,15 @@ class ModuleState:
                 p.requires_grad_(self._requires_grad[name])
         restore_state(self.module, {**self.parameters, **self.buffers, **(state or {})})
 
-    def moved(self) -> dict[str, Tensor]:
-        """Copies of buffers, and of frozen parameters whose values have changed."""
+    def moved(self, personal: Container[str] = ()) -> dict[str, Tensor]:
+        """Copies of buffers, of ``personal`` parameters, and of frozen parameters whose values have changed."""
         now = parameters_of(self.module)
+        own = {name: value for name, value in now.items() if name in personal}
         frozen = (name for name, trained in self._requires_grad.items() if not trained)
         moved = {
             name: now[name] for name in frozen if name in now and not same_numbers(now[name], self.parameters[name])
         }
-        return clones({**buffers_of(self.module), **moved})
+        return clones({**buffers_of(self.module), **moved, **own})
 
 
 def _copy(value: Tensor, made_before: Tensor | None) -> Tensor:
@@ -252,6 +253,14 @@ def restore_state(module: nn.Module, values: Mapping[str, Tensor]) -> None:
     parameters = parameters_of(module)
     overwrite(parameters, {name: value for name, value in values.items() if name in parameters})
     restore_buffers(module, values)
+
+
+def state_dict_with(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The module's state dict, with copies of ``values`` for the parameters and buffers that they name."""
+    now = module.state_dict(keep_vars=True)
+    names = {id(p): name for name, p in module.named_parameters()}  # aliases share an id
+    mine = {key: values.get(names.get(id(value), key)) for key, value in now.items()}
+    return {key: now[key] if value is None else value.to(now[key].dtype, copy=True) for key, value in mine.items()}
 
 
 def is_renormed(module: nn.Module, name: str) -> bool:

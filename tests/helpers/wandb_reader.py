@@ -27,6 +27,9 @@ class OfflineRun:
     """History (one row per logged step), config, summary, and the names of media files, below ``folder/files``."""
 
     folder: Path
+    name: str = ""
+    group: str = ""
+    job_type: str = ""
     history: list[dict[str, Any]] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +66,7 @@ def read_run(root: Path, timeout: float = 60.0) -> OfflineRun:
             run.history.append(_items(record.history.item))
         elif kind == "run":
             run.config |= _items(record.run.config.update)
+            run.name, run.group, run.job_type = record.run.display_name, record.run.run_group, record.run.job_type
         elif kind == "config":
             run.config |= _items(record.config.update)
         elif kind == "summary":

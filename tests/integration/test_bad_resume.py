@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR
 from lightning_fed.callbacks import FederatedCallback
+from lightning_fed.core import FailurePolicy
 from lightning_fed.prox import L1
 
 # Lightning's advice about callbacks that made a checkpoint; some of ours are added by the fit itself
@@ -199,6 +201,16 @@ def test_other_local_work_and_other_data_are_warned_of() -> None:
     smaller = {f"c{i}": TensorDataset(torch.randn(5, 6), torch.arange(5) % 3) for i in range(4)}
     with pytest.warns(UserWarning, match=r"samples by client=.*was"):
         quiet_trainer(server(FedADMM()), 3).fit(Counted(), datamodule=FederatedDataModule(smaller), ckpt_path=path)
+
+
+def test_another_policy_for_failures_is_warned_of() -> None:
+    path, given = saved(), server(on_client_error="skip")
+    with pytest.warns(UserWarning, match=r"settings: on_client_error=.FailurePolicy\(action='skip'.*was.*'raise'"):
+        quiet_trainer(given, 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Resuming with other settings")
+        given = server(on_client_error=FailurePolicy())  # the default in other words
+        quiet_trainer(given, 3).fit(Counted(), datamodule=classification(), ckpt_path=path)
 
 
 def test_a_refused_resume_does_not_spoil_the_server() -> None:

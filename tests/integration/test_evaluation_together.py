@@ -11,7 +11,14 @@ import pytorch_lightning as pl
 import torch
 from helpers.modules import Net, classification, quiet_trainer
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics import MeanSquaredError, Metric
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassCohenKappa,
+    MulticlassF1Score,
+    MulticlassStatScores,
+)
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, Scaffold
@@ -68,6 +75,30 @@ class Counts(Net):
         return super()._loss(batch, stage)
 
 
+class Several(Net):
+    """Metrics of the module, and further numbers by name."""
+
+    stackable = loss_is_mean = True
+
+    def __init__(self, *metrics: Metric, numbers: str = "", **options: Any) -> None:
+        super().__init__()
+        self.metrics, self.numbers, self.options = nn.ModuleList(metrics), numbers, options
+
+    def _loss(self, batch: list[Tensor], stage: str) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        for metric in self.metrics:
+            if isinstance(metric, MeanSquaredError):
+                metric.update(logits.argmax(1).float(), y.float())
+            else:
+                metric.update(logits, y)
+            self.log(f"{stage}_{type(metric).__name__}", metric, on_step=False, on_epoch=True, batch_size=len(y))
+        value = (logits.argmax(1) - y).float().square().mean().sqrt()
+        for name in self.numbers.split():
+            self.log(f"{stage}_{name}", value if name == "rmse" else value.square(), **self.options)
+        return nn.functional.cross_entropy(logits, y)
+
+
 class Reads(pl.Callback):
     """The server's model on train and test data, and clients' own models on test data."""
 
@@ -96,6 +127,34 @@ KINDS = {
     "counts": Counts,
 }
 
+#: Modules with metrics besides loss and accuracy, and whether their clients can be taken together.
+FURTHER = {
+    "sums over samples": (
+        lambda: Several(MulticlassF1Score(3), MeanSquaredError(squared=False), MulticlassCohenKappa(3)),
+        True,
+    ),
+    "share of correct": (lambda: Several(MulticlassAccuracy(3, average="micro")), True),
+    "means by name": (lambda: Several(numbers="aux_loss top_acc other_acc"), True),
+    "no sum": (lambda: Several(MulticlassF1Score(3), MulticlassAUROC(3)), False),
+    "no number": (lambda: Several(MulticlassStatScores(3)), False),
+    "no mean": (lambda: Several(numbers="rmse"), False),
+    "summed": (lambda: Several(numbers="aux_loss", reduce_fx="sum"), False),
+    "weighted": (lambda: Several(numbers="aux_loss", batch_size=3), False),
+}
+
+
+def assert_same(together: dict[str, ClientEvaluations], alone: dict[str, ClientEvaluations]) -> None:
+    assert [len(found.by_client) for found in together.values()] == [20, 20, 18]
+    for split in together:
+        assert list(together[split].by_client) == list(alone[split].by_client)
+        for cid, expected in alone[split].by_client.items():
+            found = together[split].by_client[cid]
+            assert (found.examples, found.higher_is_better) == (expected.examples, expected.higher_is_better)
+            assert list(found.others) == list(expected.others)
+            assert (found.loss, found.accuracy, *found.others.values()) == pytest.approx(
+                (expected.loss, expected.accuracy, *expected.others.values()), rel=1e-5, nan_ok=True
+            )
+
 
 @pytest.mark.filterwarnings("ignore:Training changes the attribute calls")
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,33 +162,43 @@ KINDS = {
 def test_together_and_one_by_one_agree(kind: str, eval_batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     together = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
     monkeypatch.setattr("lightning_fed.evaluation.evaluate.MANY", 10**9)
-    alone = evaluated(KINDS[kind](), eval_batch_size=eval_batch_size)
-    assert [len(found.by_client) for found in together.values()] == [20, 20, 18]
-    for split in together:
-        assert list(together[split].by_client) == list(alone[split].by_client)
-        for cid, expected in alone[split].by_client.items():
-            found = together[split].by_client[cid]
-            assert found.examples == expected.examples
-            assert (found.loss, found.accuracy) == pytest.approx(
-                (expected.loss, expected.accuracy), rel=1e-5, nan_ok=True
-            )
+    assert_same(together, evaluated(KINDS[kind](), eval_batch_size=eval_batch_size))
+
+
+@pytest.fixture
+def singles(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Clients that are evaluated one by one."""
+    from lightning_fed.evaluation import evaluate as measure
+
+    found: list[Any] = []
+    original = measure._evaluate
+
+    def one_by_one(trainer: Any, cid: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(cid)
+        return original(trainer, cid, *args, **kwargs)
+
+    monkeypatch.setattr(measure, "_evaluate", one_by_one)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.* samples in targets")  # torchmetrics, about AUROC of clients without a class
+@pytest.mark.parametrize("kind", FURTHER)
+def test_further_metrics_agree_or_are_taken_one_by_one(
+    kind: str, singles: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, used = FURTHER[kind]
+    together = evaluated(module(), eval_batch_size=7)
+    assert len(singles) == (0 if used else 20 + 20 + 18)
+    monkeypatch.setattr("lightning_fed.evaluation.evaluate.MANY", 10**9)
+    if used:
+        assert_same(together, evaluated(module(), eval_batch_size=7))
 
 
 @pytest.mark.parametrize(
     ("kind", "used"),
-    [("undeclared", False), ("logged", True), ("metric", True), ("macro", False), ("sums", False)],
+    [("undeclared", False), ("logged", True), ("metric", True), ("macro", True), ("sums", False)],
 )
-def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    singles: list[Any] = []
-
-    def one_by_one(trainer: Any, cid: Any, *args: Any, **kwargs: Any) -> Any:
-        singles.append(cid)
-        return original(trainer, cid, *args, **kwargs)
-
-    from lightning_fed.evaluation import evaluate as measure
-
-    original = measure._evaluate
-    monkeypatch.setattr(measure, "_evaluate", one_by_one)
+def test_clients_are_taken_together_where_that_is_right(kind: str, used: bool, singles: list[Any]) -> None:
     evaluated(KINDS[kind]())
     assert len(singles) == (0 if used else 20 + 20 + 18)
 

@@ -120,6 +120,21 @@ def test_a_kill_during_a_save_leaves_the_previous_last_checkpoint(store: str, ra
     check_resumed(run, "FedADMM")
 
 
+@pytest.mark.parametrize("store", ["memory", "disk"] if SOAK else ["disk"])
+def test_there_is_a_last_link_at_any_moment(store: str, ram: Path, record_property: Any) -> None:
+    """With save_last="link", a checkpoint that is replaced is the one that ``last`` points to."""
+    link = {"save_last": "link"}
+    assert Run(ram / "noted", store=store, save=link).play(Noted(ram / "points")) == 0
+    points = (ram / "points").read_text().splitlines()
+    about = ["symbolic link: made", "symbolic link: renamed"]  # to the new file; it is removed; Lightning links again
+    chosen = [i for i, name in enumerate(points, start=1) if name in (*about, "checkpoint: removed")]
+    assert [points[i - 1] for i in chosen] == about + 2 * [*about, "checkpoint: removed", *about]
+    for at in chosen if SOAK else chosen[2:7]:
+        run = Run(ram / str(at), store=store, save=link)
+        check_ended_at(run, "FedADMM", at, signal.SIGKILL, -signal.SIGKILL)
+    record_property("points", len(chosen))
+
+
 def test_large_records_are_written_by_a_thread(
     ram: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:

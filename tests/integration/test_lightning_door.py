@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 from helpers.modules import quiet_trainer
-from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.precision import Precision
 from torchmetrics import MeanMetric
 
@@ -41,14 +41,13 @@ PRIVATE = {
     "_checkpoint_connector": lambda trainer: trainer,
     "_current_fx": lambda trainer: trainer._logger_connector,
     "_callback_metrics": lambda trainer: trainer._logger_connector,
-    "_get_cache": lambda trainer: door.ResultCollection,
     "_current_fx_name": lambda trainer: pl.LightningModule(),
     "_param_requires_grad_state": lambda trainer: pl.LightningModule(),
     "_metric_attributes": lambda trainer: pl.LightningModule(),
     "_on_before_batch_transfer": lambda trainer: pl.LightningModule,
-    "_console_kwargs": lambda trainer: RichProgressBar(),
     "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
+    "_link_checkpoint": lambda trainer: ModelCheckpoint,
     "_update_count": lambda trainer: MeanMetric(),
     "_computed": lambda trainer: MeanMetric(),
     "_should_unsync": lambda trainer: MeanMetric(),
@@ -151,6 +150,11 @@ def test_the_attributes_the_loops_read_exist() -> None:
         assert hasattr(epoch, name), name
     for name in ("on_batch_start", "on_batch_end", "should_reset_tensors"):
         assert hasattr(trainer._logger_connector, name), name
+
+
+def test_the_last_link_is_made_by_a_function_of_three() -> None:
+    assert list(inspect.signature(ModelCheckpoint._link_checkpoint).parameters) == ["trainer", "filepath", "linkpath"]
+    assert "self._link_checkpoint(trainer, " in inspect.getsource(ModelCheckpoint._save_last_checkpoint)
 
 
 def test_gradient_hooks_come_before_clipping() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
+from helpers.failing import (
+    BAD,
+    ENGINES,
+    Plain,
+    Reports,
+    Slow,
+    Without,
+    assert_mean_of_shares,
+    data_with,
+    fit,
+    memory_of,
+    server_of,
+)
 from helpers.modules import Net, classification, quiet_trainer, x_of
-from helpers.problems import MEANS
 from helpers.reuse import assert_same
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -22,20 +30,13 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDRII, FedDyn, FedPD, FedSplit, Scaffold
-from lightning_fed.callbacks import Dropouts, FederatedCallback
+from lightning_fed.callbacks import Faults
 from lightning_fed.core import FailurePolicy, Retry
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.engines import ClientError, DistanceError, DivergenceError, TimeLimitError
 from lightning_fed.engines.failed_clients import TooFewClientsError
-from lightning_fed.sampling import Sampler, Uniform
+from lightning_fed.sampling import Uniform
 
-ROUNDS, BAD = 3, "c1"
-ENGINES: dict[str, dict[str, Any]] = {
-    "one by one": {"engine": "sequential"},
-    "workers": {"engine": "sequential", "workers": 2},
-    "stacked": {"engine": "vectorized", "compile": False},
-    "in C": {"engine": "vectorized", "compile": True},
-}
 #: What a bad client is, the policy that finds it out, the error without skip, and the kind that is reported.
 KINDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "raises": ({}, ClientError, "raised"),
@@ -45,96 +46,6 @@ KINDS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slow": ({"max_seconds": 0.2}, TimeLimitError, "too slow"),
 }
 CASES = [(kind, way) for kind in KINDS for way in ENGINES if kind != "slow" or way in ("one by one", "workers")]
-
-
-class Plain(Net):
-    """A step without surprises, apart from clients whose data are slow."""
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        if self.hparams.get("slow") and bool((batch[0] == 77).any()):
-            time.sleep(0.3)
-        return torch.nn.functional.nll_loss(self(batch[0]).log_softmax(1), batch[1])
-
-
-class Slow(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hparams["slow"] = True
-
-
-def data_with(kind: str | None, clients: tuple[str, ...] = (BAD,)) -> FederatedDataModule:
-    """A federation in which some clients are bad; with equal batches, so that clients may be stacked."""
-    data = classification(4, drop_last=True)
-    data.setup("fit")
-    for cid in clients if kind else ():
-        x, y = data.client_dataset(cid).tensors
-        if kind == "raises":
-            y.fill_(99)
-        elif kind == "far":
-            x.mul_(100)
-        else:
-            x.fill_({"nan": float("nan"), "inf": float("inf"), "slow": 77.0}[kind])
-    return data
-
-
-@dataclass(frozen=True)
-class Without(Sampler):
-    """Everybody but some."""
-
-    away: tuple[int, ...] = (1,)
-
-    def draw(self, n: int, rng: np.random.Generator) -> list[int]:
-        return [i for i in range(n) if i not in self.away]
-
-    def inclusion_probabilities(self, n: int) -> Any:
-        return np.ones(n)
-
-
-class Reports(FederatedCallback):
-    reads_module = False
-
-    def __init__(self) -> None:
-        self.all: list[Any] = []
-        self.logged: list[dict[str, float]] = []
-
-    def on_round_end(self, trainer: pl.Trainer, module: pl.LightningModule, report: Any) -> None:
-        self.all.append(report)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.logged.append({k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("train")})
-
-
-def server_of(policy: Any = "raise", algorithm: Any = None, **kwargs: Any) -> FederatedServer:
-    settings = {"local_steps": 3, "seed": 4, "evaluate_every": 0, "figure": False, **kwargs}
-    return FederatedServer(algorithm or FedADMM(eta=0.5), on_client_error=policy, **settings)
-
-
-def fit(server: FederatedServer, data: FederatedDataModule, module: Any = None, **kwargs: Any) -> tuple[Any, Reports]:
-    module, reports = module or Plain(), Reports()
-    callbacks = [reports, *kwargs.pop("callbacks", [])]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Left out|Client .* failed in all|The loss of client")
-        quiet_trainer(server, kwargs.pop("rounds", ROUNDS), callbacks=callbacks, **kwargs).fit(module, datamodule=data)
-    return module, reports
-
-
-def memory_of(server: FederatedServer) -> dict[str, Tensor]:
-    """What the server and those clients that took part remember."""
-    federation = server.federation
-    found = {f"server.{name}": value for name, value in vars(federation.server).items()}
-    found |= {f"buffers.{name}": value for name, value in federation.buffers.items()}
-    for cid in federation.store:
-        if federation.store[cid].visits:
-            found |= {f"{cid}.{name}": value for name, value in vars(federation.store[cid].state).items()}
-    return found
-
-
-def assert_mean_of_shares(server: FederatedServer) -> None:
-    federation = server.federation
-    name = next(name for name in MEANS if hasattr(federation.server, name))
-    weights, states = federation.weights, {cid: federation.recall(cid) for cid in federation.client_ids}
-    mean = sum(weights[cid] * getattr(states[cid], MEANS[name]).double() for cid in weights) / sum(weights.values())
-    torch.testing.assert_close(getattr(federation.server, name), mean, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "engine"), CASES)
@@ -367,7 +278,7 @@ def test_a_resume_in_the_middle_has_the_same_bits() -> None:
         return ModelCheckpoint(dirpath="kept", save_top_k=-1, filename="{epoch}")
 
     policy = FailurePolicy("skip", min_clients=2, attempts=50)
-    away = Dropouts(rate=0.3, seed=5)
+    away = Faults(rate=0.3, seed=5)
     make = lambda: server_of(policy, clients_per_round=3)  # noqa: E731
     kwargs: dict[str, Any] = {"callbacks": [away, saving()], "enable_checkpointing": True}
     straight = make()
@@ -384,51 +295,7 @@ def test_a_resume_in_the_middle_has_the_same_bits() -> None:
     assert straight._player.failed.in_a_row[BAD] >= 3
 
 
-# -- dropouts ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_dropouts_are_clients_that_were_never_drawn(engine: str) -> None:
-    server = server_of("skip", **ENGINES[engine])
-    module, reports = fit(server, data_with(None), callbacks=[Dropouts(rate={BAD: 1.0})])
-    never = server_of(sampler=Without(), **ENGINES[engine])
-    expected, _ = fit(never, data_with(None))
-    assert torch.equal(x_of(module), x_of(expected))
-    assert_same(memory_of(server), memory_of(never))
-    assert [report.failures[BAD].kind for report in reports.all] == ["dropped out"] * ROUNDS
-    assert server.federation.store.summary(BAD) is None or server.federation.store.summary(BAD).cost.bytes_down == 0
-
-
-def test_dropouts_follow_rate_trace_and_rounds() -> None:
-    half = Dropouts(rate=0.5, first=100, last=299)
-    drawn = [half.is_away(k, "c0", seed=1) for k in range(400)]
-    assert not any(drawn[:100] + drawn[300:])
-    assert 70 < sum(drawn) < 130
-    assert drawn == [half.is_away(k, "c0", seed=1) for k in range(400)]
-    assert drawn != [half.is_away(k, "c1", seed=1) for k in range(400)]
-    _, reports = fit(server_of("skip"), data_with(None), callbacks=[Dropouts(trace={1: ["c0", "c2"]})])
-    assert [sorted(report.failures) for report in reports.all] == [[], ["c0", "c2"], []]
-
-
-def test_dropouts_need_a_policy() -> None:
-    with pytest.raises(ClientError, match="round 0, client 'c1': Dropouts has it drop out"):
-        fit(server_of(), data_with(None), callbacks=[Dropouts(rate=1.0, clients=[BAD])])
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"rate": 1.5}, "probability"),
-        ({"rate": {"c0": -1.0}}, "probability"),
-        ({"rate": {"c0": 0.1}, "clients": ["c0"]}, "names clients already"),
-        ({"first": -1}, "first"),
-        ({"first": 3, "last": 2}, "last"),
-        ({"trace": {-1: ["c0"]}}, "trace"),
-    ],
-)
-def test_bad_dropouts_are_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Dropouts(**wrong)
+# -- policies -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,21 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_newest_good_one(tmp_path: P
     assert_equal(known(rest), known(fit("memory", tmp_path / "whole")[1]))
 
 
+def test_a_damaged_last_checkpoint_that_was_given_by_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning resolves the word to an absolute string: others are names."""
+    keep = ModelCheckpoint(tmp_path, save_top_k=-1, save_last=True)
+    fit("memory", tmp_path, rounds=2, trainer={"callbacks": [keep]})
+    (tmp_path / "last.ckpt").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    for named in (tmp_path / "last.ckpt", "last.ckpt"):
+        with pytest.raises(DamagedCheckpointError, match=r"last.ckpt is damaged: it is empty"):
+            fit("memory", tmp_path, rounds=3, resume=named)
+    found = keep._find_last_checkpoints(quiet_trainer())
+    assert found == {str(tmp_path / "last.ckpt")}
+
+
 def test_records_of_another_checkpoint_are_refused(tmp_path: Path) -> None:
     keep = ModelCheckpoint(tmp_path, save_top_k=-1)
     fit("disk", tmp_path, rounds=2, trainer={"callbacks": [keep]})

@@ -104,6 +104,15 @@ def test_the_gradient_mapping_is_worked_out_once_for_the_meter_and_the_evaluatio
     assert metrics["theory/stationarity"] == metrics["federated/gradient_mapping"] > 0
 
 
+def test_an_eta_that_is_planned_is_judged_once_it_is_a_number() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer, _ = fit(FedADMM(eta="auto"), TheoryMeter(every=1), rounds=1)
+    eta = trainer.fit_loop.server.federation.algorithm.eta
+    assert said(seen) == []  # before round 0 its penalty is not known, and not 0
+    assert metrics_of(trainer)["theory/eta_over_bound"] == pytest.approx(eta / (2.397180873 * 4), rel=1e-6)
+
+
 def test_the_certificates_of_a_tolerance_are_taken_over() -> None:
     asked = Asked()
     trainer, _ = fit(FedADMM(eta=ETA), asked, TheoryMeter(), local_steps=None, local_epochs=99, local_tolerance=0.05)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg
-from lightning_fed.callbacks import Dropouts, FederatedCallback
+from lightning_fed.callbacks import Faults, FederatedCallback
 from lightning_fed.evaluation.evaluate import EvaluationError
 
 
@@ -158,7 +158,7 @@ def test_nobody_leaves_in_the_middle_of_a_round() -> None:
 @pytest.mark.parametrize(("algorithm", "told"), [(FedADMM(eta=0.5), 1), (FedAvg(), 0)], ids=["FedADMM", "FedAvg"])
 def test_a_warning_says_when_a_client_should_be_expelled(algorithm: Any, told: int) -> None:
     server = server_of(algorithm=algorithm, on_client_error="skip")
-    trainer = quiet_trainer(server, 5, callbacks=[Dropouts(rate={"c2": 1.0}), Dropouts(trace={0: ["c1"]})])
+    trainer = quiet_trainer(server, 5, callbacks=[Faults(rate={"c2": 1.0}), Faults(trace={0: ["c1"]})])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         trainer.fit(Net(), datamodule=classification())

@@ -223,7 +223,7 @@ def test_the_settings_of_the_federation_are_in_the_config(tracked: Tracked) -> N
     g = {"name": "L1", "c": tracked.c, "on": None} if tracked.c else {"name": "Zero"}
     algorithm = {"name": "FedADMM", "eta": ETA, "alpha": 1.0, "g": g, "weights": "uniform", "start": "server"}
     settings = tracked.run.config["federated"]
-    assert settings["algorithm"] == {**algorithm, "project_initial": False}
+    assert settings["algorithm"] == {**algorithm, "project_initial": False, "mean": "all"}
     assert settings["sampler"] == {"name": "Uniform", "size": COHORT}
     assert settings["clients"] == CLIENTS
     assert (settings["local_steps"], settings["local_epochs"]) == (STEPS, None)

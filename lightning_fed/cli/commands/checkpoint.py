@@ -139,6 +139,7 @@ def inspect(path: Path) -> dict[str, Any]:
         "parameters": {
             "total": sum(map(math.prod, shapes.values())),
             "trained": sum(math.prod(shapes[name]) for name in saved["layouts"][-1]),
+            "personal": sum(math.prod(shapes[name]) for name in saved.get("personal", ()) if name in shapes),
         },
         "bytes": {"file": real.stat().st_size, "records": records},
         "records": None if folder is None else folder.name,  # where clients' memories are in the file: None
@@ -165,6 +166,7 @@ def _server(path: Path, loaded: Mapping[str, Any]) -> dict[str, Any]:
 
 def _described(facts: Mapping[str, Any]) -> str:
     clients, parameters, size = facts["clients"], facts["parameters"], facts["bytes"]
+    personal = f", {parameters['personal']:,} personal" if parameters["personal"] else ""
     where = "in the file" if facts["records"] is None else f"in {facts['records']}"
     rows = {
         "algorithm": _call(facts["algorithm"]),
@@ -172,7 +174,7 @@ def _described(facts: Mapping[str, Any]) -> str:
         "round": facts["round"],
         "seed": facts["seed"],
         "clients": f"{clients['total']:,}, of which {clients['visited']:,} visited",
-        "parameters": f"{parameters['total']:,}, of which {parameters['trained']:,} trained",
+        "parameters": f"{parameters['total']:,}, of which {parameters['trained']:,} trained{personal}",
         "file": f"{size['file']:,} bytes",
         "records": f"{size['records']:,} bytes, {where}",
         "versions": ", ".join(f"{name} {value}" for name, value in facts["versions"].items() if value is not None),

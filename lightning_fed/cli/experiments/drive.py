@@ -5,28 +5,42 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
 from lightning_fed.cli.experiments.run import Run
-from lightning_fed.package import TRAINER
+from lightning_fed.package import FABRIC, TRAINER
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
 
 
-def drive(runs: Sequence[Run]) -> None:
-    """Run the unfinished runs, without Lightning's messages."""
+def quiet() -> None:
+    """Silence Lightning and W&B."""
     # Huge pages for large vectors halve the time of a step of the network, where each gradient is a new allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("WANDB_SILENT", "true")  # its messages would break the bar
-    logging.getLogger(TRAINER).setLevel(logging.ERROR)
+    for name in (TRAINER, FABRIC):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=TRAINER)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """When interrupted, say how to resume."""
     try:
-        _go(runs)
+        yield
     except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
         print("\nInterrupted. Repeat the command to resume.")
         raise SystemExit(130) from None
+
+
+def drive(runs: Sequence[Run]) -> None:
+    """Run the unfinished runs, without Lightning's messages."""
+    quiet()
+    with resumable():
+        _go(runs)
 
 
 def _go(runs: Sequence[Run]) -> None:

@@ -171,8 +171,9 @@ class FusedStep(LeanStep):
         strength = lr * self.augmented.rho
         for weight, pairs in found.items():
             slopes, inputs = (torch.cat(part) for part in zip(*pairs, strict=True))
-            numbers = (1 - strength, strength) if self.augmented.rho else (1.0, -lr)
-            _move(weight, self.pulls.get(weight), inputs, slopes, *numbers, lr)
+            target = self.pulls.get(weight)  # None for a personal weight, to which the problem adds no term
+            numbers = (1 - strength, strength) if self.augmented.rho and target is not None else (1.0, -lr)
+            _move(weight, target, inputs, slopes, *numbers, lr)
         rest = [p for p in params if p in self.pulls and p not in found]
         pulls = [self.pulls[p] for p in rest]
         if self.augmented.rho and rest:

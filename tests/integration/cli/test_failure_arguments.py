@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lightning_fed.configs
-from lightning_fed.callbacks import Dropouts
+from lightning_fed.callbacks import Faults
 from lightning_fed.cli import main
 from lightning_fed.core import FailurePolicy
 from lightning_fed.server import FederatedServer
@@ -45,9 +45,9 @@ def test_the_policy_is_an_argument(arguments: list[str], expected: FailurePolicy
     assert server.on_client_error == expected
 
 
-def test_dropouts_are_a_callback() -> None:
-    more = "{class_path: lightning_fed.callbacks.Dropouts, init_args: {rate: 0.1, trace: {3: [1, 2]}}}"
+def test_faults_are_a_callback() -> None:
+    more = "{class_path: lightning_fed.callbacks.Faults, init_args: {kind: raised, rate: 0.1, trace: {3: [1, 2]}}}"
     cli = main(["--config", CONFIG, "--trainer.logger=false", f"--trainer.callbacks+={more}"], run=False)
-    found = next(callback for callback in cli.trainer.callbacks if isinstance(callback, Dropouts))
-    assert found.rate == 0.1
-    assert found.is_away(3, 2, seed=0)
+    found = next(callback for callback in cli.trainer.callbacks if isinstance(callback, Faults))
+    assert (found.kind, found.rate) == ("raised", 0.1)
+    assert found.fails(3, 2, seed=0)

@@ -3,6 +3,7 @@
 import errno
 import os
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,3 +140,21 @@ def test_the_temporary_folder_plays_no_part(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     write_sealed(PAYLOAD, tmp_path / "a.ckpt")
     assert same(read_sealed(tmp_path / "a.ckpt"), PAYLOAD)
+
+
+def test_a_link_is_replaced_in_one_step_and_is_a_copy_where_there_are_none(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".last.part").symlink_to("gone")  # of a killed process
+    durable.link_symbolically(tmp_path / "a", tmp_path / "last")
+    durable.link_symbolically(tmp_path / "b", tmp_path / "last")
+    assert (tmp_path / "last").readlink() == Path("b")
+
+    def refuse(*args):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    durable.link_symbolically(tmp_path / "a", tmp_path / "last")
+    assert not (tmp_path / "last").is_symlink()
+    assert (tmp_path / "last").read_text() == "a"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "last"]

@@ -35,10 +35,14 @@ def drawn(population, cohort):
 def test_disk_and_descriptors_stay_bounded_over_many_rounds(ram):
     population, rounds = (10_000, 500) if SOAK else (200, 150)
     with DiskStore(ram, fresh, cache_bytes=2**22) as store:
+        began = time.process_time()
         for round in range(rounds):
             visit(store, round, drawn(population, 10))
             if round == rounds // 2:
                 descriptors, memory = len(os.listdir("/proc/self/fd")), resident()
+        spent = (time.process_time() - began) / (10 * rounds)
+        print(f"{1000 * spent:.3f} ms of CPU time per visit")
+        assert not SOAK or spent < 1e-3
         assert len(os.listdir("/proc/self/fd")) <= descriptors
         assert resident() - memory < 2**24
         assert sum(summary.visits for _, summary in store.summaries()) == 10 * rounds
@@ -53,9 +57,9 @@ def test_commits_and_opening_do_not_depend_on_how_many_were_visited(tmp_path):
         times = []
         for round in range(begin, begin + 50):
             cids = drawn(100_000, 10)
-            began = time.perf_counter()
+            began = time.process_time()  # another process would be counted by the clock
             visit(store, round, cids)
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         return sorted(times)[25]
 
     with DiskStore(tmp_path, fresh, cache_bytes=2**22) as store:
@@ -68,6 +72,8 @@ def test_commits_and_opening_do_not_depend_on_how_many_were_visited(tmp_path):
     with DiskStore(tmp_path, fresh) as store:
         opened = time.perf_counter() - began
         assert len(store) > 40_000
-    print(f"ms per visit: {first * 100:.2f} at first, {last * 100:.2f} with 50,000 visited; opened in {opened:.2f} s")
+    print(
+        f"CPU ms per visit: {first * 100:.2f} at first, {last * 100:.2f} with 50,000 visited; opened in {opened:.2f} s"
+    )
     assert opened < 5
-    assert last < 2 * first + 0.01
+    assert last < 2 * first + 0.002  # every other client has a record to be read by now

@@ -1,0 +1,1 @@
+"""Parts of ``lightning-fed tune``: search space, plan, trials, journal, successive halving, report."""
