@@ -30,11 +30,11 @@ from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
 from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
+from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.step_sizes import StepSizePlan
-from lightning_fed.package import watch_mixtures
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual

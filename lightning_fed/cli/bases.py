@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_fed.cli.refusals import one_line
 from lightning_fed.lightning import LightningArgumentParser
-from lightning_fed.package import in_this_package
+from lightning_fed.lightning.package import in_this_package
 
 
 class BaseParser(LightningArgumentParser):

@@ -16,7 +16,7 @@ import torch
 from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.engines import ClientError, DivergenceError
 from lightning_fed.lightning import MisconfigurationException
-from lightning_fed.package import ROOTS
+from lightning_fed.lightning.package import ROOTS
 from lightning_fed.store.checkpoint_file import DamagedCheckpointError
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.database import VersionError

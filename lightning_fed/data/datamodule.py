@@ -29,7 +29,7 @@ from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
 from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
 from lightning_fed.lightning import pl
-from lightning_fed.package import watch_mixtures
+from lightning_fed.lightning.package import watch_mixtures
 
 SPLITS = ("train", "val", "test")
 

@@ -20,7 +20,7 @@ from lightning_fed.lightning import (
     is_param_in_hook_signature,
     pl,
 )
-from lightning_fed.package import TRAINER, check_origin, foreign_base
+from lightning_fed.lightning.package import TRAINER, check_origin, foreign_base
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.lightning import NOTES, LightningOptimizer, Logger, Strategy, pl
-from lightning_fed.package import ROOTS
+from lightning_fed.lightning.package import ROOTS
 from lightning_fed.trainer.memento import Memento, NotCopyableError
 from lightning_fed.trainer.notes import STREAMS, Entries, Items, Names, Note, same_numbers
 

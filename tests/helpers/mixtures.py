@@ -24,7 +24,7 @@ from lightning_fed import FederatedServer  # noqa: E402
 from lightning_fed.algorithms import FedADMM  # noqa: E402
 from lightning_fed.datamodules import Synthetic  # noqa: E402
 from lightning_fed.lightning import is_overridden  # noqa: E402
-from lightning_fed.package import in_this_package  # noqa: E402
+from lightning_fed.lightning.package import in_this_package  # noqa: E402
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
 from lightning_fed.lightning import check_lightning_version
-from lightning_fed.package import OTHER, PACKAGE, PARTS, TRAINER
+from lightning_fed.lightning.package import OTHER, PACKAGE, PARTS, TRAINER
 from lightning_fed.trainer.checks import check_optimizers
 
 STEPS: Counter[int] = Counter()

@@ -15,7 +15,7 @@ from torchmetrics import MeanMetric
 
 import lightning_fed
 from lightning_fed import lightning as door
-from lightning_fed.package import NAMES, ROOTS
+from lightning_fed.lightning.package import NAMES, ROOTS
 
 PACKAGE = Path(lightning_fed.__file__).parent
 

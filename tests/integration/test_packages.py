@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fed import package
-from lightning_fed.lightning import is_overridden
+from lightning_fed.lightning import is_overridden, package
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "mixtures.py"
 TRAINERS = {name: trainer for name, (trainer, _) in package.PARTS.items()}

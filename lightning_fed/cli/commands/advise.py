@@ -18,7 +18,7 @@ from lightning_fed.cli.advising.survey import Measured, Surveyor
 from lightning_fed.cli.main import FederatedCLI, build
 from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, pl
-from lightning_fed.package import TRAINER
+from lightning_fed.lightning.package import TRAINER
 from lightning_fed.server import FederatedServer
 from lightning_fed.theory.advice import Run, cautions, recommend
 from lightning_fed.theory.guarantee import guarantee

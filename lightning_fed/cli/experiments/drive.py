@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from tqdm.auto import tqdm
 
 from lightning_fed.cli.experiments.run import Run
-from lightning_fed.package import FABRIC, TRAINER
+from lightning_fed.lightning.package import FABRIC, TRAINER
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
 

@@ -1,7 +1,7 @@
 """All imports of Lightning, and all private names and attributes of Lightning and torchmetrics that the package uses.
 
 No other module imports Lightning or uses its private names, so that supporting another version changes this file and
-the table of names in :mod:`lightning_fed.package` only, which also decides between ``lightning.pytorch`` and
+the table of names in :mod:`lightning_fed.lightning.package` only, which also decides between ``lightning.pytorch`` and
 ``pytorch_lightning``. Types are checked against the latter. A contract test names each private attribute, and compares
 the table with the imports (tests/integration/test_lightning_door.py).
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmetrics import Metric
 
-from lightning_fed.package import ROOTS, TRAINER, check_lightning_version, load, watch_mixtures
+from lightning_fed.lightning.package import ROOTS, TRAINER, check_lightning_version, load, watch_mixtures
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
