@@ -63,7 +63,7 @@ def decide() -> tuple[str, str]:
     named = os.environ.get(VARIABLE)
     if named:
         return _checked(named), f"{VARIABLE}={named}"
-    imported = [name for name, (trainer, _) in PARTS.items() if trainer in sys.modules]
+    imported = [name for name, (trainer, _) in PARTS.items() if sys.modules.get(trainer)]  # None: barred
     if imported:
         return imported[0], _reason(imported, "imported before lightning_fed")
     installed = [name for name in PARTS if _is_installed(name)]
@@ -90,7 +90,7 @@ def _checked(named: str) -> str:
 def _is_installed(name: str) -> bool:
     """Whether a package can be imported; looks for its folder, because the import of ``lightning`` takes seconds."""
     trainer = PARTS[name][0]
-    if trainer in sys.modules:
+    if sys.modules.get(trainer):
         return True
     spec = find_spec(name)
     folders = spec.submodule_search_locations if spec else None
@@ -170,7 +170,7 @@ def watch_mixtures() -> None:
     """
     for trainer, _ in PARTS.values():
         for name in (f"{trainer}.utilities.model_helpers", f"{trainer}.utilities.compile"):
-            if name in sys.modules:
+            if sys.modules.get(name):
                 sys.modules[name]._check_mixed_imports = check_mixture  # type: ignore[attr-defined]
 
 

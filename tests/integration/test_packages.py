@@ -145,6 +145,16 @@ def test_variable_then_imported_then_installed(
     assert reason.startswith(why)
 
 
+def test_a_package_that_is_barred_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for trainer in TRAINERS.values():
+        monkeypatch.setitem(sys.modules, trainer, None)
+    for name in TRAINERS:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delenv(package.VARIABLE)
+    with pytest.raises(ImportError, match="needs Lightning"):
+        package.decide()
+
+
 def test_what_cannot_be_used_is_refused(choose: Any) -> None:
     with pytest.raises(ImportError, match="must be lightning or pytorch_lightning, got 'torch'"):
         choose(installed=BOTH_INSTALLED, variable="torch")
