@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test quick soak lint types pytest format bench digest clean
+.PHONY: demo test quick soak lint types pytest pytest-lightning format bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -25,6 +25,10 @@ types: $(VENV)/.dev
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist worksteal --doctest-modules --pyargs lightning_fed tests $(ARGS)
+
+# the suite with `lightning` in the place of `pytorch_lightning`
+pytest-lightning: export LIGHTNING_FED_PACKAGE := lightning
+pytest-lightning: pytest
 
 # unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
 quick: $(VENV)/.dev

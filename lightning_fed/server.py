@@ -30,6 +30,7 @@ from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
 from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
+from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
@@ -39,7 +40,7 @@ from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO, link_last
-from lightning_fed.trainer.checks import check_optimizers, check_setup, check_tolerance
+from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
@@ -109,6 +110,7 @@ class FederatedServer(FederatedCallback):
         on_client_error: OnError | Retry | FailurePolicy = "raise",
         personal: list[str] | str | None = None,
     ) -> None:
+        watch_mixtures()  # here too, because the other package may have been imported after lightning_fed
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
@@ -190,6 +192,7 @@ class FederatedServer(FederatedCallback):
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         if stage == "fit":
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
         if self.figure:

@@ -1,5 +1,7 @@
 """Every test runs in its own folder, offline, on one thread, with nothing left in the environment.
 
+``LIGHTNING_FED_PACKAGE=lightning`` runs the suite with that package in the place of ``pytorch_lightning``.
+
 What is compiled and converted in a run is kept for the whole of it, in a folder of pytest's that all processes share.
 """
 
@@ -9,9 +11,11 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # bf16 matmul dies o
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("LIGHTNING_FED_PACKAGE", "pytorch_lightning")  # which is what tests import
 
 import logging
 import random
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +23,14 @@ import numpy as np
 import pytest
 import torch
 
+if os.environ["LIGHTNING_FED_PACKAGE"] == "lightning":
+    alias = Path(__file__).parent / "helpers" / "as_lightning"
+    runpy.run_path(str(alias / "sitecustomize.py"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(alias), *filter(None, [os.environ.get("PYTHONPATH")])])
+
 torch.set_num_threads(1)
-logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+for name in ("pytorch_lightning", "lightning.pytorch"):
+    logging.getLogger(name).setLevel(logging.ERROR)
 
 PRIVATE = ("WANDB_API_KEY", "NETRC", "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 

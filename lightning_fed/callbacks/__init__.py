@@ -6,6 +6,7 @@ from lightning_fed.callbacks.faults import Faults
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.optuna_pruning import OptunaPruning
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.rich_progress import FederatedRichProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
 from lightning_fed.callbacks.tolerance import LocalTolerance
@@ -17,6 +18,7 @@ __all__ = [
     "Faults",
     "FederatedCallback",
     "FederatedProgressBar",
+    "FederatedRichProgressBar",
     "FinalFigure",
     "LocalTolerance",
     "OptunaPruning",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
+from lightning_fed.callbacks.console import is_screen
 from lightning_fed.callbacks.evaluation import ClientEvaluation
 from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.callbacks.progress import FederatedProgressBar
+from lightning_fed.callbacks.rich_progress import FederatedRichProgressBar
 from lightning_fed.callbacks.tolerance import LocalTolerance
-from lightning_fed.lightning import Checkpoint, ModelCheckpoint, RichProgressBar, TQDMProgressBar, leaves_bar, pl
+from lightning_fed.lightning import (
+    Checkpoint,
+    ModelCheckpoint,
+    RichProgressBar,
+    TQDMProgressBar,
+    leaves_bar,
+    pl,
+)
 
 
 def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -32,8 +42,7 @@ def equip(
         _add(trainer, module, LocalTolerance)
     for i, callback in enumerate(trainer.callbacks):
         if type(callback) in (TQDMProgressBar, RichProgressBar):
-            position, leave = getattr(callback, "process_position", 0), leaves_bar(callback)
-            bar = FederatedProgressBar(callback.refresh_rate, position, leave)
+            bar = _over_clients(callback)
             bar.setup(trainer, module, "fit")
             trainer.callbacks[i] = bar
         if isinstance(callback, ModelCheckpoint) and trainer.fast_dev_run:
@@ -42,6 +51,15 @@ def equip(
             callback.save_last = "link"  # the trainer's own default keeps no "last" to resume from
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(settings))
+
+
+def _over_clients(bar: TQDMProgressBar | RichProgressBar) -> FederatedProgressBar | FederatedRichProgressBar:
+    """The bar over clients of the same look and settings; one that prints lines where there is no terminal."""
+    if isinstance(bar, RichProgressBar) and is_screen():
+        rich = FederatedRichProgressBar()
+        vars(rich).update(vars(bar))
+        return rich
+    return FederatedProgressBar(ceil(bar.refresh_rate), getattr(bar, "process_position", 0), leaves_bar(bar))
 
 
 def _add(trainer: pl.Trainer, module: pl.LightningModule, kind: type[pl.Callback], **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_fed.cli.refusals import one_line
 from lightning_fed.lightning import LightningArgumentParser
+from lightning_fed.lightning.package import in_this_package
 
 
 class BaseParser(LightningArgumentParser):
@@ -27,14 +29,22 @@ class BaseParser(LightningArgumentParser):
         self.exit(2, f"{prog}: error: {one_line(message)}\n")
 
     def parse_string(self, content: str, path: str | Path = "", **kwargs: Any) -> Any:
-        """Parse a config with its bases; the parser has changed to the config's folder, so that paths are relative."""
+        """Parse a config with its bases; the parser has changed to the config's folder, so that paths are relative.
+
+        Class paths of Lightning mean the package that is used, whichever of the two they name.
+        """
         own = _loaded(content)
         if "base" in own:
             try:
                 content = yaml.safe_dump(with_bases(own, Path(path)), sort_keys=False)
             except (TypeError, ValueError) as error:
                 self.error(str(error), error)
-        return super().parse_string(content, path, **kwargs)
+        return super().parse_string(in_this_package(content), path, **kwargs)
+
+    def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
+        """Parse the command line, where too class paths of Lightning mean the package that is used."""
+        words = [in_this_package(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_args(words, *others, **kwargs)
 
 
 def with_bases(own: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class FederatedCLI(LightningCLI):
 
 #: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
 COMMANDS = {
-    "advise": "measure a model on its data and recommend penalty, relaxation, step size and local steps",
+    "advise": "recommend an algorithm, its steps and the learning rate for a run, with reasons and the command",
     "checkpoint": "inspect, verify or export checkpoints",
     "compare": "run all algorithms on the synthetic sets",
     "data": "survey the data of the clients",

@@ -16,6 +16,7 @@ import torch
 from lightning_fed import algorithms, datamodules, models, prox, sampling
 from lightning_fed.engines import ClientError, DivergenceError
 from lightning_fed.lightning import MisconfigurationException
+from lightning_fed.lightning.package import ROOTS
 from lightning_fed.store.checkpoint_file import DamagedCheckpointError
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.database import VersionError
@@ -37,7 +38,7 @@ _REFUSALS = (
 )
 
 #: Packages that refuse settings with a ``raise`` of their own.
-_CHECKING = ("lightning_fed", "pytorch_lightning", "lightning_fabric")
+_CHECKING = ("lightning_fed", *ROOTS)
 
 #: Words of Lightning's ``ckpt_path`` that are no paths.
 _WORDS = re.compile(r"best|last|hpc|registry.*|.*://.*", re.DOTALL)

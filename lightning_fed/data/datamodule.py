@@ -29,6 +29,7 @@ from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
 from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
 from lightning_fed.lightning import pl
+from lightning_fed.lightning.package import watch_mixtures
 
 SPLITS = ("train", "val", "test")
 
@@ -93,6 +94,7 @@ class FederatedDataModule(pl.LightningDataModule):
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        watch_mixtures()
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.drop_last = drop_last

@@ -73,6 +73,12 @@ def evaluate_splits(trainer: pl.Trainer, left_out: Container[ClientId] = ()) -> 
         return found
 
 
+def client_losses(trainer: pl.Trainer, split: str, ids: Sequence[ClientId]) -> dict[ClientId, float]:
+    """Loss of the module's model on the data of some clients; NaN if the module reports none."""
+    with measuring(trainer) as state:
+        return {cid: found.loss for cid, found in _evaluate_all(trainer, split, ids, state).items()}
+
+
 def _evaluate_all(
     trainer: pl.Trainer, split: str, ids: Sequence[ClientId], state: ModuleState
 ) -> dict[ClientId, Evaluation]:

@@ -1,188 +1,208 @@
-"""Recommend penalty, relaxation, step size and local steps from measured curvature."""
+"""Recommend an algorithm and its steps from the facts of a run, with the reasons; and tell what may go wrong.
+
+The rules are measured, not proved; :mod:`~lightning_fed.theory.guarantee` has what a theorem asks for.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_fed.core.algorithm import Algorithm
-from lightning_fed.theory.residuals import contraction, penalty_bound, steps_for
+import torch
 
-#: Local work is enough if it shrinks the gradient of the local problem to this share.
-ENOUGH = 0.1
+from lightning_fed.algorithms.fedadmm import AUTO, FedADMM, Mean
+from lightning_fed.algorithms.fedavg import FedAvg
+from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
+from lightning_fed.core.algorithm import Algorithm, Weights
+from lightning_fed.core.memory import ClientId
+from lightning_fed.core.records import leaves_of
+from lightning_fed.prox import Zero
+from lightning_fed.sampling import Sampler
+from lightning_fed.theory.stability import Stability, stability_of
 
-#: Names of penalties, and of steps, which are inverse penalties, among hyper-parameters.
-PENALTIES, STEPS = ("eta", "mu"), ("eta_hat", "s")
+AnyAlgorithm = Algorithm[Any, Any, Any]
+
+#: With fewer expected visits of a client in the whole run, methods with duals fell behind FedAvg.
+FEW_VISITS = 5
+
+#: From the client's last model, local work follows the server if penalty * tau is at least this.
+FOLLOWS = 2
+
+#: Separate steps of FedPrimalDual: dual step * tau, server step / tau.
+A, B = 0.1, 3.0
 
 
-@dataclass(frozen=True)
-class CurvatureRange:
-    """Curvature of the clients' losses at the first model, and after some gradient steps from it.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What advice on a run rests on.
 
     Args:
-        at_start: largest curvature of any measured client at the first model.
-        later: the same after ``steps`` gradient steps.
-        steps: number of gradient steps between the two points.
-        lowest: lowest curvature of any measured client at either point; NaN if it is unknown.
-        method: "hessian" (power iteration) or "differences" (of gradients).
+        algorithm: the algorithm that the run has now.
+        sampler: draws its cohorts.
+        examples: number of training samples, by client.
+        rounds: number of rounds, inf if there is no limit.
+        local_steps: median of the planned local steps of a visit.
+        lr: the advised learning rate; None if local steps are not plain gradient steps.
+        tau: planned sum of the step sizes of a visit with it, as the mean by each of the two weights.
     """
 
-    at_start: float
-    later: float
-    steps: int
-    lowest: float
-    method: str
+    algorithm: AnyAlgorithm
+    sampler: Sampler
+    examples: Mapping[ClientId, int]
+    rounds: float
+    local_steps: int
+    lr: float | None
+    tau: Mapping[Weights, float]
 
     @property
-    def L(self) -> float:  # noqa: N802 - the paper's letter
-        """Largest curvature at either point."""
-        return max(self.at_start, self.later)
+    def inner(self) -> AnyAlgorithm:
+        """The algorithm without the compression of its messages."""
+        found: AnyAlgorithm = getattr(self.algorithm, "algorithm", self.algorithm)
+        return found
 
     @property
-    def negative(self) -> float:
-        """The most negative curvature, or 0; -L if it is not known."""
-        return -self.L if math.isnan(self.lowest) else min(self.lowest, 0.0)
+    def per_round(self) -> float:
+        """Expected number of clients in a round."""
+        return float(self.sampler.inclusion_probabilities(len(self.examples)).sum())
+
+    @property
+    def visits(self) -> float:
+        """Expected number of visits of a client in the whole run."""
+        return self.rounds * self.per_round / len(self.examples)
+
+    def stability(self, algorithm: AnyAlgorithm) -> Stability | None:
+        """Whether an algorithm's dual and server steps suit the run's sampling and its weights; None without such."""
+        if algorithm.dual_steps is None:
+            return None
+        return stability_of(
+            algorithm.dual_steps, [algorithm.weight(count) for count in self.examples.values()], self.sampler
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Recommendation:
+    """An algorithm, with the reason for it and for its settings, by name."""
+
+    algorithm: AnyAlgorithm
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Advice:
-    """One setting: its value ``now``, the ``advised`` value, the ``verdict`` on the former, and the reason."""
+class Caution:
+    """Something that may go wrong: a ``code`` for programs, a ``text`` for people."""
 
-    setting: str
-    now: float | None
-    advised: float | None
-    verdict: str
-    reason: str
+    code: str
+    text: str
 
 
-def advise(
-    curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any], lr: float | None, local_steps: int
-) -> list[Advice]:
-    """Recommendations that fit each other; ``lr`` is None if local steps are not plain gradient steps."""
-    penalty = _penalty(curvature, algorithm, local_steps)
-    advised = algorithm.traits.penalty if penalty is None else _as_penalty(penalty)
-    found = [
-        penalty,
-        _relaxation(curvature, algorithm),
-        _lr(curvature, algorithm.traits.penalty, advised, lr),
-        _local_steps(curvature, algorithm.traits.penalty, advised, lr, local_steps),
-    ]
-    return [advice for advice in found if advice is not None]
+def recommend(run: Run, mean: Mean = "active", weights: Weights | None = None) -> Recommendation:
+    """The algorithm for a run: ``mean`` is that of FedADMM, ``weights`` those of the run's algorithm by default."""
+    weights = run.inner.weights if weights is None else weights
+    free = isinstance(run.inner.g, Zero)
+    if run.lr is None:
+        return _without_tau(run, weights, free)
+    if run.visits < FEW_VISITS and free:
+        return Recommendation(FedAvg(weights=weights), {"algorithm": _few(run)})
+    if mean != "active":
+        return _admm(run, mean, weights)
+    active = _admm(run, mean, weights)
+    found = run.stability(active.algorithm)
+    return active if found is None or found.safe else _separate(run, weights, found)
 
 
-def practical_penalty(curvature: CurvatureRange, local_steps: int) -> float:
-    r"""The least :math:`\rho` whose local problem ``local_steps`` steps of :math:`1/(L+\rho)` solve to a tenth.
+def _without_tau(run: Run, weights: Weights, free: bool) -> Recommendation:
+    reason = "The optimiser is not plain SGD, so that a visit has no known length, and no rule gives dual steps."
+    if free:
+        return Recommendation(FedAvg(weights=weights), {"algorithm": f"{reason} FedAvg needs none."})
+    return Recommendation(run.algorithm, {"algorithm": f"{reason} FedAvg needs none, but has no g: keep yours."})
 
-    The slowest direction has curvature :math:`\rho + m`, with m the most negative one of :math:`f_i`:
 
-    .. math:: \Big(1 - \frac{\rho+m}{L+\rho}\Big)^T \le \tfrac1{10} \iff \rho \ge 10^{1/T}(L-m) - L
+def _few(run: Run) -> str:
+    return (
+        f"{run.rounds:g} rounds with {run.per_round:g} of {len(run.examples)} clients visit a client"
+        f" {run.visits:.2g} times. With fewer than {FEW_VISITS} visits methods with duals fell behind FedAvg."
+    )
+
+
+def _admm(run: Run, mean: Mean, weights: Weights) -> Recommendation:
+    tau, share = run.tau[weights], AUTO[mean]
+    algorithm = FedADMM(eta=_rounded(share / tau), g=run.inner.g, weights=weights, mean=mean)
+    where = {
+        "active": "Models averaged over the cohort and duals over all clients move the server in every round; over all"
+        " n clients (the paper) it waits for those not yet seen.",
+        "seen": "The average over the clients seen so far; the paper's theorem holds once everybody was seen.",
+        "all": "The paper's average over all clients, for which its theorem holds.",
+    }[mean]
+    of = "lr * steps" if len({*run.tau.values()}) == 1 else "the mean sum of a visit's step sizes"
+    return Recommendation(
+        algorithm,
+        {
+            "mean": where,
+            "eta": f"{share:g} / tau with tau = {of} = {tau:.3g}: a visit of that length acts like a proximal step of"
+            " penalty 1 / tau.",
+            "start": "Visits of this length are too short to lead from the client's own last model to the server's.",
+        },
+    )
+
+
+def _separate(run: Run, weights: Weights, line: Stability) -> Recommendation:
+    """Separate steps, as long as the weights and the sampling bear them."""
+    algorithm = FedPrimalDual(a=A, b=B, g=run.inner.g, weights=weights)
+    found = run.stability(algorithm)
+    assert found is not None
+    assert found.largest_b is not None
+    b = "Server steps of b * tau; 3 was best on unequal clients."
+    if not found.safe:
+        algorithm = FedPrimalDual(a=A, b=_rounded(found.largest_b, down=True), g=run.inner.g, weights=weights)
+        b = "The largest that is safe with these weights and this sampling."
+    heavy = max(run.examples, key=lambda cid: run.examples[cid])
+    share = run.examples[heavy] / sum(run.examples.values())
+    return Recommendation(
+        algorithm,
+        {
+            "algorithm": f"Client {heavy!r} has {share:.0%} of the samples. With weights by samples the single eta of"
+            f" FedADMM gives ab = 1, and only {line.largest_ab:.2g} is safe here; separate steps give a * b ="
+            f' {algorithm.a * algorithm.b:.2g}. (With weights="uniform": FedADMM.)',
+            "a": "Dual steps of a / tau: slow duals do not disturb a model that moves fast.",
+            "b": b,
+        },
+    )
+
+
+def cautions(
+    run: Run, algorithm: AnyAlgorithm, lr: float | None, tau: float, L: float, learns: bool = False
+) -> list[Caution]:
+    """What may go wrong if ``algorithm`` runs with ``lr``, visits of length ``tau`` and curvature L.
+
+    ``learns`` is True if a trial has shown that steps of this size do not diverge.
     """
-    return math.pow(ENOUGH, -1 / local_steps) * (curvature.L - curvature.negative) - curvature.L
-
-
-def _penalty(curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any], local_steps: int) -> Advice | None:
-    rho, alpha, L = algorithm.traits.penalty, algorithm.traits.relaxation, curvature.L
-    if alpha is None:
-        return None
-    bound = penalty_bound(L, min(alpha, 1.0))  # if alpha is too large, alpha should change
-    theory, practical = 1.1 * bound, min(practical_penalty(curvature, local_steps), 1.1 * bound)
-    reason = (
-        f"The theorem needs a penalty above {bound:.4g} = {bound / L:.3g} L, such as {theory:.4g}. The bound is"
-        f" cautious: from {practical:.4g} on, {local_steps} local steps solve the local problem to a tenth, even along"
-        f" the lowest curvature {'assumed' if math.isnan(curvature.lowest) else 'seen'}, {curvature.negative:.3g}."
-    )
-    if rho > 10 * bound:
-        return _in_its_words(
-            algorithm, rho, theory, "too large", f"{reason} Far above the bound, every round makes little progress."
-        )
-    if rho >= practical * (1 - 1e-9):
-        inside = (
-            "" if rho > bound else " Below the theorem's bound, nothing is guaranteed for losses that are not convex."
-        )
-        return _in_its_words(algorithm, rho, rho, "ok", reason + inside)
-    return _in_its_words(
-        algorithm, rho, practical, "too small", f"{reason} A smaller penalty may work, without a guarantee."
-    )
-
-
-def _in_its_words(algorithm: Algorithm[Any, Any, Any], now: float, advised: float, verdict: str, reason: str) -> Advice:
-    """Name the penalty as the algorithm does, which may call its inverse a step."""
+    rho, found = algorithm.traits.penalty, []
     inner: Any = getattr(algorithm, "algorithm", algorithm)
-    names = {field.name for field in dataclasses.fields(inner)}
-    for name in PENALTIES:
-        if name in names:
-            return Advice(name, now, advised, verdict, reason)
-    for name in STEPS:
-        if name in names:
-            opposite = {"too small": "too large", "too large": "too small"}.get(verdict, verdict)
-            return Advice(name, 1 / now, 1 / advised, opposite, f"It is 1 / penalty. {reason}")
-    return Advice("penalty", now, advised, verdict, reason)
+    if rho and getattr(inner, "start", None) == "local" and rho * tau < FOLLOWS:
+        text = f"The local problem is not solved: with start='local' and penalty * lr * steps = {rho * tau:.2g} < 2, a"
+        found.append(Caution("unsolved", f"{text} client's model does not follow the server's."))
+    if lr is not None and lr * rho >= 2:
+        found.append(Caution("lr_penalty", f"lr * penalty = {lr * rho:.3g} >= 2: local steps diverge."))
+    elif lr is not None and lr * (L + rho) >= 2 and not learns:
+        text = f"lr * (L + penalty) = {lr * (L + rho):.3g} >= 2: gradient steps diverge where curvature is"
+        found.append(Caution("diverges", f"{text} largest. Use lr below {2 / (L + rho):.2g}."))
+    stability = run.stability(algorithm)
+    if stability is not None and not stability.safe:
+        why = stability.reason(list(run.examples)[stability.client])
+        text = f"ab = dual step * server step = {stability.ab:.3g} may diverge: {why}."
+        found.append(Caution("unsafe", f"{text} Largest safe ab: {stability.largest_ab:.3g}."))
+    if run.visits < FEW_VISITS and leaves_of(inner.init_client(torch.zeros(1))):  # clients keep duals or the like
+        found.append(Caution("few_visits", f"{_few(run)} Use FedAvg or FedProx, or more rounds or larger cohorts."))
+    return found
 
 
-def _as_penalty(advice: Advice) -> float:
-    assert advice.advised is not None
-    return 1 / advice.advised if advice.setting in STEPS else advice.advised
+def _rounded(value: float, digits: int = 3, down: bool = False) -> float:
+    """A number as a person would write it.
 
-
-def _relaxation(curvature: CurvatureRange, algorithm: Algorithm[Any, Any, Any]) -> Advice | None:
-    alpha, rho = algorithm.traits.relaxation, algorithm.traits.penalty
-    if alpha is None:
-        return None
-    limit = 2 - 2 * curvature.L / rho
-    if alpha <= 1:
-        reason = "1 is the paper's method, which the theorem covers for inexact local solutions."
-        if limit > 1:
-            reason += f" With this penalty and near-exact local work it may go up to 2 - 2 L / penalty = {limit:.3g}."
-        return Advice("alpha", alpha, alpha, "ok", reason)
-    reason = f"Above 1 the theorem needs exact local work and alpha below 2 - 2 L / penalty = {limit:.3g}."
-    return Advice("alpha", alpha, alpha if alpha < limit else 1.0, "ok" if alpha < limit else "too large", reason)
-
-
-def _lr(curvature: CurvatureRange, rho: float, advised_rho: float, lr: float | None) -> Advice:
-    L, advised = curvature.L, 1 / (curvature.L + advised_rho)
-    reason = f"Gradient steps diverge from 2 / (L + penalty) = {2 / (L + rho):.4g} on; 1 / (L + penalty) is quickest."
-    if lr is None:
-        return Advice("lr", None, None, "not judged", f"The optimiser is not plain SGD. {reason}")
-    stability = lr * (L + rho)
-    measured_as = f" Now lr * (L + penalty) = {stability:.3g}."
-    if stability >= 2:
-        return Advice("lr", lr, advised, "diverges", reason + measured_as)
-    if stability < 0.01:
-        return Advice("lr", lr, advised, "too small", reason + measured_as)
-    room = " This is close to 2, and the measured L is a lower bound." if stability > 1.5 else ""
-    return Advice("lr", lr, advised, "ok", reason + measured_as + room)
-
-
-def _local_steps(
-    curvature: CurvatureRange, rho: float, advised_rho: float, lr: float | None, local_steps: int
-) -> Advice:
-    L, lowest = curvature.L, curvature.negative
-    needed = steps_for(ENOUGH, contraction(1 / (L + advised_rho), advised_rho, L, lowest))
-    goal = f"{needed} full gradient steps with the values advised shrink the local problem's gradient tenfold"
-    if needed == math.inf:
-        return Advice(
-            "local_steps",
-            local_steps,
-            None,
-            "not judged",
-            "No penalty makes the local problem strongly convex, so no number of steps is enough to solve"
-            " it; fewer steps stay nearer to the server's model.",
-        )
-    reason = goal + "; mini-batches add noise, which a smaller lr averages out."
-    if lr is None:
-        return Advice("local_steps", local_steps, int(needed), "not judged", reason)
-    factor = contraction(lr, rho, L, lowest)
-    if lr * (L + rho) >= 2:
-        return Advice(
-            "local_steps", local_steps, int(needed), "diverges", f"{reason} With the present lr, no number is enough."
-        )
-    if factor >= 1:
-        reason += f" With the present penalty, local curvature goes down to {rho + lowest:.3g}: nothing is certain."
-        return Advice("local_steps", local_steps, int(needed), "not judged", reason)
-    share = factor**local_steps
-    verdict = "ok" if share <= ENOUGH else "too small"
-    enough = steps_for(ENOUGH, factor)
-    reason += f" With the present values, {local_steps} steps leave at most {share:.2g} of it; {enough} are enough."
-    return Advice("local_steps", local_steps, int(needed), verdict, reason)
+    >>> _rounded(0.123456), _rounded(0.6789, 2, down=True)
+    (0.123, 0.67)
+    """
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{math.floor(value / unit) * unit if down else value:.{digits}g}")

@@ -20,6 +20,7 @@ from lightning_fed.lightning import (
     is_param_in_hook_signature,
     pl,
 )
+from lightning_fed.lightning.package import TRAINER, check_origin, foreign_base
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance
@@ -44,12 +45,26 @@ def check_setup(
     _warn_of_instability(trainer.datamodule, algorithm, sampler)
 
 
+def check_packages(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuse parts of the other Lightning package, on which ``isinstance`` fails later and without a word.
+
+    A callback that derives from nothing but the other package's ``Callback``, such as Optuna's, has only hooks. These
+    work in either Trainer, so that it is let pass.
+    """
+    check_origin(trainer, "Trainer")
+    check_origin(module, "module")
+    for callback in trainer.callbacks:
+        base = foreign_base(callback)
+        if base is not None and (base.__name__ != "Callback" or base is type(callback)):
+            check_origin(callback, "callback")
+    for logger in trainer.loggers:
+        check_origin(logger, "logger")
+
+
 def check_trainer(trainer: pl.Trainer) -> None:
+    check_origin(trainer, "Trainer")
     if not isinstance(trainer, pl.Trainer):
-        raise TypeError(
-            f"FederatedServer works on pytorch_lightning.Trainer, got {type(trainer).__module__}.Trainer."
-            " Use: from pytorch_lightning import Trainer, LightningModule"
-        )
+        raise TypeError(f"FederatedServer works on {TRAINER}.Trainer, got {type(trainer).__qualname__}.")
     if type(trainer.strategy) is not SingleDeviceStrategy:
         raise ValueError(
             f"FederatedServer runs clients on one device, got strategy {type(trainer.strategy).__name__}."

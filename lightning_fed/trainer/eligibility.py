@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from lightning_fed.core.layout import buffers_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.lightning import DoublePrecision, PassThroughProfiler, Precision, is_overridden, pl
+from lightning_fed.lightning.package import PACKAGE, package_of
 from lightning_fed.trainer.hooks import is_server, reading
 
 #: Minimum number of parameters for steps in place; smaller models do not gain.
@@ -66,7 +67,7 @@ def needs_hooks(trainer: pl.Trainer) -> str | None:
     if type(trainer.profiler) is not PassThroughProfiler:
         return "a profiler listens"
     precision = trainer.precision_plugin
-    if getattr(precision, "scaler", None) is not None or not type(precision).__module__.startswith("pytorch_lightning"):
+    if getattr(precision, "scaler", None) is not None or package_of(type(precision)) != PACKAGE:
         return f"{type(precision).__name__} may change gradients"
     for optimizer in trainer.optimizers:
         if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from lightning_fed.core.layout import buffers_of, clones, overwrite, parameters_of, restore_buffers
 from lightning_fed.lightning import NOTES, LightningOptimizer, Logger, Strategy, pl
+from lightning_fed.lightning.package import ROOTS
 from lightning_fed.trainer.memento import Memento, NotCopyableError
 from lightning_fed.trainer.notes import STREAMS, Entries, Items, Names, Note, same_numbers
 
@@ -29,7 +30,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 #: Attributes of classes that objects of the class share and may change.
 CONTAINERS = (list, dict, set, deque, Tensor, np.ndarray)
 #: Packages whose classes hold no state of a user's module.
-LIBRARIES = ("torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning")
+LIBRARIES = ("torch", "torchvision", "torchmetrics", *ROOTS)
 
 
 def is_metric(part: Any) -> bool:

@@ -68,3 +68,17 @@ class Bowls(FederatedDataModule):
 
     def setup(self, stage: str) -> None:
         self.set_split("train", bowls(*self.spectra).splits["train"])
+
+
+class FixedBowl(Bowl):
+    """Its learning rate is not in a config."""
+
+    def __init__(self) -> None:
+        super().__init__(lr=0.05)
+
+
+class AdamBowl(Bowl):
+    """Steps that are no plain gradient steps."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=self.lr)

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
 from lightning_fed.lightning import check_lightning_version
+from lightning_fed.lightning.package import OTHER, PACKAGE, PARTS, TRAINER
 from lightning_fed.trainer.checks import check_optimizers
 
 STEPS: Counter[int] = Counter()
@@ -69,7 +70,8 @@ def says(error: BaseException, *words: str) -> None:
 def test_another_lightning_is_refused(version: str) -> None:
     with pytest.raises(ImportError) as caught:
         check_lightning_version(version)
-    says(caught.value, f"found {version}", ">=2.6.6,<2.7", 'pip install "pytorch-lightning>=2.6.6,<2.7"')
+    pip = PACKAGE.replace("_", "-")
+    says(caught.value, f"found {version}", ">=2.6.6,<2.7", f'pip install "{pip}>=2.6.6,<2.7"')
 
 
 @pytest.mark.parametrize("version", ["2.6.6", "2.6.7", pl.__version__])
@@ -87,13 +89,13 @@ def test_a_fit_checks_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_trainer_of_another_package_is_refused() -> None:
     class Trainer:
-        """Stands in for lightning.pytorch.Trainer, which is another class with the same name."""
+        """Stands in for the other package's Trainer, which is another class with the same name."""
 
-        __module__ = "lightning.pytorch"
+        __module__ = PARTS[OTHER][0]
 
     with pytest.raises(TypeError) as caught:
         FederatedServer(FedADMM()).setup(Trainer(), Counted(), "fit")  # type: ignore[arg-type]
-    says(caught.value, "got lightning.pytorch.Trainer", "from pytorch_lightning import Trainer")
+    says(caught.value, f"The Trainer is of {PARTS[OTHER][0]}", f"from {TRAINER} import Trainer")
 
 
 def test_other_strategies_are_refused() -> None:

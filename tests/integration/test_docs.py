@@ -51,7 +51,7 @@ def test_the_first_code_of_the_readme_learns_as_the_text_below_it_says() -> None
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(FIRST.values[0], "<README>", "exec"), names)
     assert FIRST.id == "README.md-0"
-    assert float(names["trainer"].callback_metrics["test_acc"]) > 0.88  # 0.90 to 0.93 with seeds 0 to 2
+    assert float(names["trainer"].callback_metrics["test_acc"]) > 0.9  # 0.93 to 0.94 with seeds 0 to 2
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from torchmetrics import MeanMetric
 
 import lightning_fed
 from lightning_fed import lightning as door
+from lightning_fed.lightning.package import NAMES, ROOTS
 
-LIGHTNING = ("pytorch_lightning", "lightning_fabric", "lightning")
 PACKAGE = Path(lightning_fed.__file__).parent
 
 
@@ -26,7 +26,7 @@ def test_the_installed_lightning_is_supported() -> None:
 
 @pytest.mark.parametrize("version", ["2.5.0", "2.6.2", "2.6.5", "2.7.0", "3.0"])
 def test_other_versions_are_refused_by_name(version: str) -> None:
-    with pytest.raises(ImportError, match=rf"pytorch-lightning >=2.6.6,<2.7, found {version}"):
+    with pytest.raises(ImportError, match=rf"lightning >=2.6.6,<2.7, found {version}"):
         door.check_lightning_version(version)
 
 
@@ -45,6 +45,7 @@ PRIVATE = {
     "_param_requires_grad_state": lambda trainer: pl.LightningModule(),
     "_metric_attributes": lambda trainer: pl.LightningModule(),
     "_on_before_batch_transfer": lambda trainer: pl.LightningModule,
+    "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
     "_update_count": lambda trainer: MeanMetric(),
@@ -76,7 +77,21 @@ def test_lightning_is_imported_in_one_file_alone() -> None:
         for node in ast.walk(tree):
             named = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             named += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not any(name.partition(".")[0] in LIGHTNING for name in named), path
+            assert not any(name.partition(".")[0] in ROOTS for name in named), path
+
+
+def test_the_table_of_names_has_what_types_are_checked_against() -> None:
+    """At run time names come from a table, for the type checker from imports: the same names, from the same modules."""
+    tree = ast.parse(Path(door.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    parts = {"pytorch_lightning": "", "lightning_fabric": "fabric."}
+    checked = set()
+    for node in imports:
+        root, _, rest = (node.module or "").partition(".")
+        if root in parts and rest != "cli":
+            checked |= {(parts[root] + rest, alias.name, alias.asname or alias.name) for alias in node.names}
+    pairs = ((place, *name.split("=")) for place, names in NAMES.items() for name in names.split())
+    assert {(place, names[0], names[-1]) for place, *names in pairs} == checked
 
 
 def test_private_attributes_are_touched_in_one_file_alone() -> None:

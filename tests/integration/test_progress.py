@@ -1,27 +1,43 @@
-"""The bar shows round, client, step and loss; other bars are left alone."""
+"""The bar shows round, client, step and loss; other bars are left alone. Files get a line per round."""
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
+from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
 from torch import Tensor
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedDR
-from lightning_fed.callbacks import FederatedProgressBar
+from lightning_fed.callbacks import FederatedProgressBar, FederatedRichProgressBar
 from lightning_fed.sampling import Bernoulli, Sampler
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the output look like a terminal."""
+    for module in ("progress", "defaults"):
+        monkeypatch.setattr(f"lightning_fed.callbacks.{module}.is_screen", lambda: True)
 
 
 def fit(rounds: int = 3, sampler: Sampler | None = None, algorithm: Any = None, **kwargs: Any) -> pl.Trainer:
     cohort = {"sampler": sampler} if sampler else {"clients_per_round": 2}
     server = FederatedServer(algorithm or FedADMM(), local_steps=5, seed=0, **cohort)
     module = kwargs.pop("module", None) or Net()
-    trainer = quiet_trainer(server, rounds, **{"enable_progress_bar": True, **kwargs})
+    callbacks = kwargs.pop("callbacks", [])
+    if kwargs.get("enable_progress_bar", True) and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        callbacks = [*callbacks, TQDMProgressBar()]  # Lightning's own default depends on whether rich is installed
+    trainer = quiet_trainer(server, rounds, **{"enable_progress_bar": True, "callbacks": callbacks, **kwargs})
     trainer.fit(module, datamodule=classification())
     return trainer
 
@@ -31,8 +47,8 @@ def bars_of(trainer: pl.Trainer) -> list[ProgressBar]:
 
 
 @pytest.fixture
-def screen(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What was printed: carriage returns are lines."""
+def screen(capsys: pytest.CaptureFixture[str], terminal: None) -> Any:
+    """What was printed on a terminal: carriage returns are lines."""
 
     def read() -> list[str]:
         captured = capsys.readouterr()
@@ -131,9 +147,86 @@ def test_a_second_fit_counts_on(screen: Any) -> None:
     assert len(bars_of(trainer)) == 1
 
 
-def test_a_rich_bar_is_replaced_too() -> None:
+def test_a_rich_bar_stays_a_rich_bar(screen: Any) -> None:
     pytest.importorskip("rich")
-    assert [type(bar) for bar in bars_of(fit(1, callbacks=[RichProgressBar()]))] == [FederatedProgressBar]
+    theme, console = RichProgressBarTheme(metrics="red"), {"force_terminal": True, "width": 200}
+    chosen = RichProgressBar(refresh_rate=7, leave=True, theme=theme, console_kwargs=console)
+    trainer = fit(2, callbacks=[chosen])
+    (bar,) = bars_of(trainer)
+    assert isinstance(bar, FederatedRichProgressBar)
+    assert isinstance(bar, RichProgressBar)
+    assert (bar.refresh_rate, bar._leave, bar.theme, bar._console_kwargs) == (7, True, theme, console)
+    task = bar.train_progress_bar
+    assert (task.completed, task.total) == (2, 2)
+    shown = "".join(screen())
+    assert all(f"Round {k}/2" in shown for k in (1, 2))
+    assert f"objective: {float(trainer.callback_metrics['federated/objective']):.4g}" in shown
+    assert "Epoch" not in shown
+
+
+def test_a_label_is_no_markup_of_rich(terminal: None) -> None:
+    pytest.importorskip("rich")
+    bar = FederatedRichProgressBar()
+    fit(1, callbacks=[bar])
+    bar.show("client [red], step 1")
+    assert bar.train_progress_bar.description == r"Round 1/1, client \[red], step 1"
+
+
+# -- messages, and outputs that are no terminals -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_a_file_gets_one_line_per_round(bar: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit(3, callbacks=[bar()])
+    assert [type(shown) for shown in bars_of(trainer)] == [FederatedProgressBar]
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"Round {k}/3: 2 clients" for k in (1, 2, 3)]
+    assert f"objective={float(trainer.callback_metrics['federated/objective']):.4g}" in lines[-1]
+    assert "\r" not in captured.out + captured.err
+    assert "Round" not in captured.err
+
+
+def test_a_silent_bar_is_silent_in_files_too(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(2, callbacks=[TQDMProgressBar(refresh_rate=0)])
+    assert "Round" not in capsys.readouterr().out
+
+
+class Talks(pl.Callback):
+    """Logs and warns in the middle of a round."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.logger = logger
+
+    def on_client_end(self, *_: Any) -> None:
+        self.logger.warning("a log line")
+        warnings.warn("a warning", stacklevel=2)
+
+
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+@pytest.mark.filterwarnings("always:a warning")
+def test_messages_have_lines_of_their_own(
+    bar: Any, terminal: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output and error are one terminal: what a line shows after its last carriage return."""
+
+    def before(message: Any, *_: Any, **__: Any) -> None:
+        print(message, file=sys.stderr)
+
+    monkeypatch.setattr(warnings, "showwarning", before)
+    logger = logging.getLogger("test_progress")
+    with (tmp_path / "screen").open("w") as screen, redirect_stdout(screen), redirect_stderr(screen):
+        handler = logging.StreamHandler(screen)
+        logger.addHandler(handler)
+        try:
+            options = {"console_kwargs": {"force_terminal": True}} if bar is RichProgressBar else {}
+            fit(1, callbacks=[bar(**options), Talks(logger)])
+            assert (logger.handlers, handler.stream, warnings.showwarning) == ([handler], screen, before)
+        finally:
+            logger.removeHandler(handler)
+    lines = re.split(r"[\r\n]|\x1b\[2K", (tmp_path / "screen").read_text())
+    spoken = [line for line in lines if "a log line" in line or "a warning" in line]
+    assert spoken == ["a log line", "a warning"] * 2
 
 
 def test_a_stock_bar_with_settings_keeps_them() -> None:
@@ -143,7 +236,7 @@ def test_a_stock_bar_with_settings_keeps_them() -> None:
     assert (bar.refresh_rate, bar.process_position, bar._leave) == (3, 2, True)
 
 
-def test_a_bar_that_is_to_be_left_is_left_for_every_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_that_is_to_be_left_is_left_for_every_round(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
     fit(3, callbacks=[FederatedProgressBar(leave=True)], limit_val_batches=0)
     captured = capsys.readouterr()
     left = [line.split("\r")[-1] for line in (captured.out + captured.err).split("\n")]

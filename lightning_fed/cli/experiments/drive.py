@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from tqdm.auto import tqdm
 
 from lightning_fed.cli.experiments.run import Run
+from lightning_fed.lightning.package import FABRIC, TRAINER
 
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
 
@@ -20,9 +21,9 @@ def quiet() -> None:
     # Huge pages for large vectors halve the time of a step of the network, where each gradient is a new allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     os.environ.setdefault("WANDB_SILENT", "true")  # its messages would break the bar
-    for name in ("pytorch_lightning", "lightning_fabric"):
+    for name in (TRAINER, FABRIC):
         logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    warnings.filterwarnings("ignore", module=TRAINER)
 
 
 @contextmanager

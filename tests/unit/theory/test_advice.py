@@ -1,120 +1,147 @@
-"""Advice keeps what it promises, on quadratics whose curvature is as measured."""
+"""Recommendations follow the facts of a run, and never earn a warning themselves."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
-import torch
 from helpers.problems import LAW
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedDyn, FedProx
+from lightning_fed.algorithms import Algorithm, FedADMM, FedAvg, FedDR, FedMid, FedPrimalDual, FedProx
 from lightning_fed.algorithms.compressed import Compressed
-from lightning_fed.theory.advice import CurvatureRange, advise, practical_penalty
+from lightning_fed.prox import L1
+from lightning_fed.sampling import Full, Uniform
+from lightning_fed.theory.advice import Run, cautions, recommend
 from lightning_fed.transforms import TopK
 
-
-def seen(L: float = 4.0, lowest: float = 0.0) -> CurvatureRange:
-    return CurvatureRange(L, L, 10, lowest, "hessian")
-
-
-def verdicts(algorithm: Algorithm, lr: float | None = 0.05, local_steps: int = 20, **kwargs: float) -> dict[str, str]:
-    return {advice.setting: advice.verdict for advice in advise(seen(**kwargs), algorithm, lr, local_steps)}
+#: One client has a quarter of the samples.
+UNEQUAL = dict(enumerate([1000] + 29 * [100]))
 
 
-def values(algorithm: Algorithm, lr: float | None = 0.05, local_steps: int = 20, **kwargs: float) -> dict[str, float]:
-    return {advice.setting: advice.advised for advice in advise(seen(**kwargs), algorithm, lr, local_steps)}
+def run(algorithm: Algorithm | None = None, **kwargs: Any) -> Run:
+    facts = {
+        "sampler": Uniform(10),
+        "examples": dict.fromkeys(range(30), 100),
+        "rounds": 100,
+        "local_steps": 300,
+        "lr": 0.01,
+    }
+    tau = {"uniform": 3.0, "samples": 3.0}
+    return Run(**{"algorithm": algorithm or FedADMM(), **facts, "tau": tau, **kwargs})
 
 
-def left_over(lr: float, rho: float, steps: int, curvatures: list[float]) -> float:
-    """What is left of the gradient of the local problem along its worst direction, step by step."""
-    slope = torch.ones(len(curvatures), dtype=torch.float64)
-    for _ in range(int(steps)):
-        slope = slope - lr * (torch.tensor(curvatures, dtype=torch.float64) + rho) * slope
-    return float(slope.abs().max())
+def codes(facts: Run, algorithm: Algorithm, lr: float = 0.01, tau: float = 3.0, L: float = 5.0, **kw: bool) -> set[str]:
+    return {one.code for one in cautions(facts, algorithm, lr, tau, L, **kw)}
 
 
-@given(st.floats(0.1, 100), st.floats(-1, 1), st.floats(0.01, 100), st.integers(1, 400))
-@LAW
-def test_what_is_advised_solves_the_local_problem_to_a_tenth(L: float, low: float, eta: float, steps: int) -> None:
-    advised = values(FedADMM(eta=eta), 0.1 / L, steps, L=L, lowest=low * L)
-    spread = [L, low * L, 0.5 * (L + low * L), 0.0]
-    assert left_over(advised["lr"], advised["eta"], advised["local_steps"], spread) <= 0.1 * (1 + 1e-9)
-    assert advised["eta"] + min(low * L, 0.0) > 0  # strongly convex
-    assert advised["lr"] * (L + advised["eta"]) < 2
+@pytest.mark.parametrize(("mean", "eta"), [("active", 0.1), ("seen", 0.333), ("all", 0.333)])
+def test_eta_is_the_rule_over_the_length_of_a_visit(mean: Any, eta: float) -> None:
+    assert recommend(run(), mean).algorithm == FedADMM(eta=eta, mean=mean, start="server")
+    assert "tau = lr * steps = 3" in recommend(run(), mean).reasons["eta"]
 
 
-@given(st.floats(0.1, 100), st.floats(-0.99, 0), st.integers(1, 300))
-@LAW
-def test_the_practical_penalty_is_the_least_for_so_many_steps(L: float, low: float, steps: int) -> None:
-    rho = practical_penalty(seen(L, low * L), steps)
-    assert left_over(1 / (L + rho), rho, steps, [low * L]) == pytest.approx(0.1)
+def test_what_the_run_minimises_stays() -> None:
+    found = recommend(run(FedDR(eta_hat=2.0, g=L1(0.1), start="local"))).algorithm
+    assert found == FedADMM(eta=0.1, g=L1(0.1), mean="active")
+    assert recommend(run(Compressed(FedADMM(weights="samples"), TopK(1)))).algorithm.weights == "samples"
+    assert recommend(run(), weights="samples").algorithm == FedADMM(eta=0.1, mean="active", weights="samples")
+
+
+def test_the_length_of_a_visit_is_the_mean_by_the_weights() -> None:
+    tau = {"uniform": 3.0, "samples": 6.0}
+    assert recommend(run(tau=tau)).algorithm.eta == 0.1
+    assert recommend(run(tau=tau), weights="samples").algorithm.eta == 0.05
+
+
+def test_unequal_weights_need_separate_steps() -> None:
+    facts = run(FedAvg(), examples=UNEQUAL)
+    assert recommend(facts).algorithm == FedPrimalDual(a=0.1, b=3.0, weights="samples")
+    assert "26% of the samples" in recommend(facts).reasons["algorithm"]
+    assert recommend(facts, weights="uniform").algorithm == FedADMM(eta=0.1, mean="active")
+    assert recommend(facts, "all").algorithm.mean == "all"  # whose server does not add duals to a cohort's mean
+
+
+def test_separate_steps_shrink_until_they_are_safe() -> None:
+    facts = run(FedAvg(), examples=UNEQUAL, sampler=Uniform(1), rounds=1000)
+    found = recommend(facts).algorithm
+    assert isinstance(found, FedPrimalDual)
+    stability = facts.stability(found)
+    assert stability is not None
+    assert stability.safe
+    assert 0.99 * stability.largest_b <= found.b < 1
+    assert not facts.stability(replace(found, b=3.0)).safe  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("rounds", "expected"), [(14, FedAvg), (15, FedADMM), (float("inf"), FedADMM)])
+def test_clients_that_are_seldom_seen_get_fedavg(rounds: float, expected: type[Algorithm]) -> None:
+    facts = run(rounds=rounds)  # 10 of 30 clients: 15 rounds are five visits
+    found = recommend(facts)
+    assert type(found.algorithm) is expected
+    assert ("few_visits" in codes(facts, FedADMM())) == (expected is FedAvg)
+    assert not codes(facts, found.algorithm)
+    assert not codes(facts, FedMid())  # keeps nothing
+    assert found.algorithm.weights == "uniform"  # the run's own
+
+
+def test_a_regulariser_is_not_given_up_for_fedavg() -> None:
+    facts = run(FedADMM(g=L1(0.1)), rounds=3)
+    assert recommend(facts).algorithm == FedADMM(eta=0.1, g=L1(0.1), mean="active")
+    assert codes(facts, recommend(facts).algorithm) == {"few_visits"}
+
+
+def test_other_optimisers_have_no_length_of_a_visit() -> None:
+    assert recommend(run(lr=None)).algorithm == FedAvg(weights="uniform")
+    kept = FedDR(g=L1(0.1))
+    assert recommend(run(kept, lr=None)).algorithm is kept
 
 
 @pytest.mark.parametrize(
-    ("eta", "verdict", "advised"),
-    [(10.0, "ok", 10.0), (2.0, "ok", 2.0), (0.1, "too small", 4 * (10 ** (1 / 20) - 1)), (100.0, "too large", 10.5476)],
+    ("algorithm", "lr", "tau", "expected"),
+    [
+        (FedADMM(eta=0.6, start="local"), 0.01, 3.0, {"unsolved"}),
+        (FedADMM(eta=0.7, start="local"), 0.01, 3.0, set()),
+        (FedDR(eta_hat=2.0, start="local"), 0.01, 3.0, {"unsolved"}),
+        (Compressed(FedADMM(eta=0.6, start="local"), TopK(1)), 0.01, 3.0, {"unsolved"}),
+        (FedADMM(eta=0.6), 0.01, 3.0, set()),
+        (FedADMM(eta=20.0), 0.1, 30.0, {"lr_penalty"}),
+        (FedADMM(eta=14.0), 0.1, 30.0, set()),
+        (FedADMM(eta=16.0), 0.1, 30.0, {"diverges"}),
+        (FedProx(mu=1.0), 0.5, 150.0, {"diverges"}),
+    ],
+    ids=str,
 )
-def test_a_penalty_is_judged_by_the_bound_and_by_what_local_steps_can_do(
-    eta: float, verdict: str, advised: float
+def test_what_may_go_wrong_is_told_from_its_limit_on(
+    algorithm: Algorithm, lr: float, tau: float, expected: set[str]
 ) -> None:
-    assert verdicts(FedADMM(eta=eta), 0.005)["eta"] == verdict
-    assert values(FedADMM(eta=eta), 0.005)["eta"] == pytest.approx(advised, rel=1e-4)
-    reason = advise(seen(), FedADMM(eta=eta), 0.005, 20)[0].reason
-    assert "above 9.589 = 2.4 L" in reason
-    assert ("nothing is guaranteed" in reason) == (eta == 2.0)
+    assert codes(run(), algorithm, lr, tau) == expected
+    assert codes(run(), algorithm, lr, tau, learns=True) == expected - {"diverges"}  # it was tried
 
 
-def test_a_step_is_judged_the_other_way_round() -> None:
-    assert verdicts(FedDR(eta_hat=10.0))["eta_hat"] == "too large"
-    assert verdicts(FedDR(eta_hat=0.005), 0.001)["eta_hat"] == "too small"
-    assert 1 / values(FedDR(eta_hat=10.0))["eta_hat"] == pytest.approx(values(FedADMM(eta=0.1))["eta"])
-    assert values(Compressed(FedDR(eta_hat=0.1), TopK(1)))["eta_hat"] == pytest.approx(0.1)
+def test_an_unsafe_run_is_told_the_largest_ab() -> None:
+    facts = run(FedADMM(mean="active", weights="samples"), examples=UNEQUAL)
+    (caution,) = cautions(facts, facts.algorithm, 0.01, 3.0, 5.0)
+    assert caution.code == "unsafe"
+    assert f"Largest safe ab: {facts.stability(facts.algorithm).largest_ab:.3g}" in caution.text  # type: ignore[union-attr]
 
 
-def test_steps_that_diverge_are_called_out_from_the_limit_on() -> None:
-    limit = 2 / (4 + 10)
-    assert verdicts(FedADMM(eta=10.0), 1.01 * limit) == {
-        "eta": "ok",
-        "alpha": "ok",
-        "lr": "diverges",
-        "local_steps": "diverges",
-    }
-    assert left_over(1.01 * limit, 10.0, 200, [4.0]) > 10
-    assert verdicts(FedADMM(eta=10.0), 0.99 * limit)["lr"] == "ok"
-    assert left_over(0.99 * limit, 10.0, 200, [4.0]) < 0.1
-    assert values(FedADMM(eta=10.0), 1.0)["lr"] == pytest.approx(1 / 14)
-    assert verdicts(FedADMM(eta=10.0), 1e-5)["lr"] == "too small"
-
-
-def test_too_few_steps_are_called_out_and_enough_are_not() -> None:
-    lr, eta = 0.01, 10.0
-    enough = math.ceil(math.log(0.1) / math.log(1 - lr * eta))  # the slowest direction has curvature eta
-    assert verdicts(FedADMM(eta=eta), lr, enough)["local_steps"] == "ok"
-    assert verdicts(FedADMM(eta=eta), lr, enough - 1)["local_steps"] == "too small"
-    assert left_over(lr, eta, enough, [0.0, 4.0]) <= 0.1 < left_over(lr, eta, enough - 1, [0.0, 4.0])
-    assert f"{enough} are enough" in advise(seen(), FedADMM(eta=eta), lr, 5)[-1].reason
-
-
-def test_relaxation_is_judged_by_the_exact_range() -> None:
-    assert verdicts(FedADMM(eta=20.0, alpha=1.5), 0.01)["alpha"] == "ok"  # 2 - 8/20 = 1.6
-    assert verdicts(FedADMM(eta=20.0, alpha=1.7), 0.01)["alpha"] == "too large"
-    assert values(FedADMM(eta=20.0, alpha=2.0), 0.01)["alpha"] == 1.0
-    assert "up to 2 - 2 L / penalty = 1.6" in advise(seen(), FedADMM(eta=20.0), 0.01, 20)[1].reason
-
-
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.5), FedDyn(alpha=0.5)], ids=repr)
-def test_the_bound_is_not_told_of_others(algorithm: Algorithm) -> None:
-    found = verdicts(algorithm)
-    assert found.keys() == {"lr", "local_steps"}
-    assert found["local_steps"] == ("not judged" if not algorithm.traits.penalty else "too small")
-
-
-def test_what_cannot_be_judged_is_not() -> None:
-    found = verdicts(FedADMM(eta=10.0), lr=None)
-    assert found == {"eta": "ok", "alpha": "ok", "lr": "not judged", "local_steps": "not judged"}
-    assert verdicts(FedADMM(eta=1.0), 0.01, lowest=-2.0)["local_steps"] == "not judged"  # not convex
-    unknown = values(FedADMM(eta=0.1), lowest=math.nan)
-    assert unknown["eta"] > 4.0  # the worst is assumed: -L
+@given(
+    st.lists(st.integers(1, 1000), min_size=1, max_size=12),
+    st.integers(1, 12),
+    st.integers(1, 300),
+    st.floats(1e-3, 100),
+    st.sampled_from(["uniform", "samples"]),
+)
+@LAW
+def test_a_recommendation_never_earns_a_warning(
+    examples: list[int], size: int, rounds: int, tau: float, weights: Any
+) -> None:
+    sampler = Uniform(min(size, len(examples))) if size < 12 else Full()
+    facts = run(
+        examples=dict(enumerate(examples)), sampler=sampler, rounds=rounds, tau={"uniform": tau, "samples": tau}
+    )
+    found = recommend(facts, weights=weights).algorithm
+    assert not codes(facts, found, lr=tau / 300, tau=tau, L=0.1)
+    assert found.weights == weights

@@ -1,8 +1,9 @@
 """All imports of Lightning, and all private names and attributes of Lightning and torchmetrics that the package uses.
 
-No other module imports ``pytorch_lightning`` or uses its private names, so that supporting another version, or
-``lightning.pytorch``, changes this file only. A contract test names each private attribute
-(tests/integration/test_lightning_door.py).
+No other module imports Lightning or uses its private names, so that supporting another version changes this file and
+the table of names in :mod:`lightning_fed.lightning.package` only, which also decides between ``lightning.pytorch`` and
+``pytorch_lightning``. Types are checked against the latter. A contract test names each private attribute, and compares
+the table with the imports (tests/integration/test_lightning_door.py).
 """
 
 from __future__ import annotations
@@ -13,49 +14,52 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
-from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
-from lightning_fabric.utilities.warnings import PossibleUserWarning
-from packaging.version import Version
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    Checkpoint,
-    LearningRateFinder,
-    ModelCheckpoint,
-    ModelPruning,
-    ProgressBar,
-    RichProgressBar,
-    StochasticWeightAveraging,
-    TQDMProgressBar,
-)
-from pytorch_lightning.core.optimizer import LightningOptimizer
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
-from pytorch_lightning.loops.fit_loop import _FitLoop
-from pytorch_lightning.loops.loop import _Loop as Loop
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
-from pytorch_lightning.plugins.precision import DoublePrecision, Precision
-from pytorch_lightning.profilers import PassThroughProfiler
-from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
-from pytorch_lightning.trainer.call import _call_callback_hooks as call_callback_hooks
-from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
-from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
-from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
-from pytorch_lightning.utilities import rank_zero_info
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
-from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
-from pytorch_lightning.utilities.model_helpers import is_overridden
-from pytorch_lightning.utilities.seed import isolate_rng
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torchmetrics import Metric
 
+from lightning_fed.lightning.package import ROOTS, TRAINER, check_lightning_version, load, watch_mixtures
+
 if TYPE_CHECKING:
+    import pytorch_lightning as pl
+    from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
+    from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
+    from pytorch_lightning.callbacks import (
+        BatchSizeFinder,
+        Checkpoint,
+        LearningRateFinder,
+        ModelCheckpoint,
+        ModelPruning,
+        ProgressBar,
+        RichProgressBar,
+        StochasticWeightAveraging,
+        TQDMProgressBar,
+    )
     from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+    from pytorch_lightning.core.optimizer import LightningOptimizer
+    from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+    from pytorch_lightning.loops.fit_loop import _FitLoop
+    from pytorch_lightning.loops.loop import _Loop as Loop
+    from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+    from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
+    from pytorch_lightning.plugins.precision import DoublePrecision, Precision
+    from pytorch_lightning.profilers import PassThroughProfiler
+    from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
+    from pytorch_lightning.trainer.call import _call_callback_hooks as call_callback_hooks
+    from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
+    from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
+    from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
+    from pytorch_lightning.utilities import rank_zero_info
+    from pytorch_lightning.utilities.combined_loader import CombinedLoader
+    from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
+    from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+    from pytorch_lightning.utilities.model_helpers import is_overridden as is_overridden_in
+    from pytorch_lightning.utilities.seed import isolate_rng
+    from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+else:
+    pl = import_module(TRAINER)
+    globals().update(load())
+    watch_mixtures()
 
 __all__ = [
-    "SUPPORTED",
     "ArgsType",
     "AsyncCheckpointIO",
     "BatchSizeFinder",
@@ -73,7 +77,6 @@ __all__ = [
     "ModelCheckpoint",
     "ModelPruning",
     "PassThroughProfiler",
-    "PossibleUserWarning",
     "Precision",
     "ProgressBar",
     "ResultCollection",
@@ -107,21 +110,17 @@ warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`")  # torc
 def __getattr__(name: str) -> Any:
     """Import Lightning's command line on first use, because the import takes a second."""
     if name in ("ArgsType", "LightningArgumentParser", "LightningCLI", "SaveConfigCallback"):
-        return getattr(import_module(f"{pl.__name__}.cli"), name)
+        return getattr(import_module(f"{TRAINER}.cli"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-SUPPORTED = (Version("2.6.6"), Version("2.7"))
-
-
-def check_lightning_version(version: str = pl.__version__) -> None:
-    """Refuse a version of Lightning whose private loops this package is not tested with."""
-    low, high = SUPPORTED
-    if not low <= Version(version) < high:
-        raise ImportError(
-            f"lightning_fed builds on Lightning's loops: it needs pytorch-lightning >={low},<{high}, found {version}."
-            f' Run: pip install "pytorch-lightning>={low},<{high}"'
-        )
+def is_overridden(name: str, instance: object, parent: type | None = None) -> bool:
+    """Whether a class has its own version of a method of Lightning; Lightning's own raises for foreign callbacks."""
+    known = (pl.LightningModule, pl.LightningDataModule, pl.Callback)
+    if instance is None or parent is not None or isinstance(instance, known):
+        return bool(is_overridden_in(name, instance, parent))
+    method = getattr(type(instance), name, None)
+    return method is not None and str(getattr(method, "__module__", "")).partition(".")[0] not in ROOTS
 
 
 def batch_size_of(batch: Any) -> int:
@@ -275,6 +274,15 @@ def before_transfer(module: pl.LightningModule, batch: Any) -> Any:
 def leaves_bar(callback: TQDMProgressBar | RichProgressBar) -> bool:
     """Whether a progress bar stays on the screen after each epoch."""
     return bool(callback._leave)
+
+
+class RichBar(RichProgressBar):
+    """Lightning's rich bar, with public names for private methods that are overridden here."""
+
+    describe: Callable[[int], str]  # the text before the bar of an epoch
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return self.describe(current_epoch)
 
 
 def update_count(metric: Metric) -> int:
