@@ -53,4 +53,4 @@ def test_rounds_do_not_get_slower_with_the_clients_visited(scenario: str, tmp_pa
     assert max(found["start"][1], found["start_again"][1]) < 5  # of CPU time
     assert found["cpu_last"] < 1.2 * found["cpu_first"] + 0.002
     assert found["descriptors"][1] <= found["descriptors"][0]
-    assert found["growth_from_round_20"] < {"many": 300, "visited": 600}[scenario]  # the cache, and batches of clients
+    assert found["growth_from_round_20"] < {"many": 300, "visited": 600}[scenario]  # a cache of 256 MB fills
