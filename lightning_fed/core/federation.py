@@ -77,11 +77,11 @@ class Federation:
         self.lr_sum = lr_sum
         algorithm = algorithm.planned(lr_sum)
         self.personal = personal
+        self.layouts = [Layout.of(module, personal)]  # every layout since round 0; the last one is current
         self.first = clones(personal.part_of(module))  # the personal part of clients that have not been visited
         self.played: Mapping[ClientId, Mapping[str, Tensor]] = {}  # personal parts of a round that is not committed yet
         self.examples = dict(examples)
         self.weights = {cid: algorithm.weight(count) for cid, count in examples.items()}
-        self.layouts = [Layout.of(module, personal)]  # every layout since round 0; the last one is current
         self.algorithm = algorithm.bind(self.layout)
         self.parameters = {name: (tuple(p.shape), p.dtype) for name, p in parameters_of(module).items()}
         self.x0 = self.layout.flatten(parameters_of(module))

@@ -118,7 +118,7 @@ def test_a_server_step_on_the_deltas_has_a_wrong_limit_and_is_not_offered():
     assert gradient(CLIENTS, torch.as_tensor(end)).norm() > 0.5
     close(gradient(CLIENTS, torch.as_tensor(fedadmm_with_a_server_step(X0.numpy(), LONG, c=1.0))), np.zeros(D), 1e-9)
     names = {cls: [f.name for f in dataclasses.fields(cls)] for cls in (FedADMM, FedDR)}
-    assert names[FedADMM] == ["eta", "alpha", "g", "weights", "start", "project_initial"]
+    assert names[FedADMM] == ["eta", "alpha", "g", "weights", "start", "project_initial", "mean"]
     assert names[FedDR] == ["eta_hat", "alpha", "g", "weights", "start", "init"]
     for cls in names:
         with pytest.raises(TypeError, match="server_lr"):

@@ -114,7 +114,10 @@ FREQUENT = {"recorded": 0, "one at a time": 10**9}
 
 
 def part(algorithm: Any) -> dict[str, Any]:
-    return {} if algorithm.traits.everybody else {"clients_per_round": 3}
+    """A part of the clients in every round; all of them where a part is refused, or warned of as unstable."""
+    steps = algorithm.dual_steps
+    unstable = steps is not None and steps.gain >= 1 and algorithm.weights == "samples"
+    return {} if algorithm.traits.everybody or unstable else {"clients_per_round": 3}
 
 
 #: What `make quick` tries beside FedADMM: no dual variable, two exchanges, a prox after every step, everybody.
