@@ -89,7 +89,7 @@ class FederatedCLI(LightningCLI):
 
 #: Commands beside Lightning's own, with their help: ``lightning-fed NAME`` calls ``main`` of ``cli.commands.NAME``.
 COMMANDS = {
-    "advise": "recommend an algorithm, its steps and the learning rate for a run, with reasons and the command",
+    "advise": "recommend an algorithm, its steps and the learning rate, with reasons",
     "checkpoint": "inspect, verify or export checkpoints",
     "compare": "run all algorithms on the synthetic sets",
     "data": "survey the data of the clients",

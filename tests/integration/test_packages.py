@@ -14,7 +14,7 @@ import pytest
 
 from lightning_fed.lightning import is_overridden, package
 
-SCRIPT = Path(__file__).parents[1] / "helpers" / "mixtures.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "mixtures"  # a folder with __main__.py, which doctests pass over
 TRAINERS = {name: trainer for name, (trainer, _) in package.PARTS.items()}
 HERE = [name for name in TRAINERS if package._is_installed(name)]
 BOTH = pytest.mark.skipif(len(HERE) < 2, reason=f"only {HERE} is installed")

@@ -1,6 +1,6 @@
 """A script: fit and resume with a Lightning package, then mix it with the other one.
 
-``python mixtures.py PACKAGE OTHER FOLDER [CHECKPOINT]``. PACKAGE is imported before lightning_fed, OTHER after it, and
+``python mixtures PACKAGE OTHER FOLDER [CHECKPOINT]``. PACKAGE is imported before lightning_fed, OTHER after it, and
 not at all if it is "". FOLDER/found.json is what was found.
 """
 
