@@ -114,10 +114,13 @@ FREQUENT = {"recorded": 0, "one at a time": 10**9}
 
 
 def part(algorithm: Any) -> dict[str, Any]:
-    """A part of the clients in every round; all of them where a part is refused, or warned of as unstable."""
+    return {} if algorithm.traits.everybody else {"clients_per_round": 3}
+
+
+def unstable(algorithm: Any) -> dict[str, str]:
+    """The warning of a run whose dual steps are too long for clients of unequal weights, three of seven in a round."""
     steps = algorithm.dual_steps
-    unstable = steps is not None and steps.gain >= 1 and algorithm.weights == "samples"
-    return {} if algorithm.traits.everybody or unstable else {"clients_per_round": 3}
+    return {"all": "may diverge with ab"} if steps and steps.gain >= 1 and algorithm.weights == "samples" else {}
 
 
 #: What `make quick` tries beside FedADMM: no dual variable, two exchanges, a prox after every step, everybody.
@@ -131,6 +134,7 @@ EVERY_ALGORITHM = [
             options={**BUDGETS["steps"], **part(algorithm)},
             rounds=3,
             slow=type(algorithm) not in QUICK,
+            warns=unstable(algorithm),
         )
         for algorithm in ALGORITHMS
     ),
