@@ -124,4 +124,7 @@ class FedADMM(Forwarding):
 
     @property
     def _why(self) -> str:
-        return 'FedADMM(eta="auto") depends on the planned sum of the local step sizes, which is known for plain SGD.'
+        return (
+            'FedADMM(eta="auto") depends on the planned sum of the local step sizes, which is known for plain SGD.'
+            " Give eta a number, such as 1.0, or use torch.optim.SGD without momentum."
+        )
