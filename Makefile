@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test quick soak lint types pytest pytest-lightning format bench digest clean
+.PHONY: demo test quick soak lint types pytest pytest-lightning dist format docs bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -18,9 +18,10 @@ lint: $(VENV)/.dev
 
 # types, and the direction of imports, on the package as it installs, where models/ and datamodules/ are lightning_fed.models and lightning_fed.datamodules
 types: $(VENV)/.dev
-	rm -rf build
+	rm -rf build/types build/lib build/bdist.*
 	$(BIN)/pip install --quiet --no-deps --target build/types .
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p lightning_fed
+	$(BIN)/deptry lightning_fed models datamodules configs
 	cd build/types && ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
 
 pytest: $(VENV)/.dev
@@ -39,6 +40,16 @@ quick: $(VENV)/.dev
 soak: $(VENV)/.dev
 	LIGHTNING_FED_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal tests/unit/store tests/property/test_disk_store.py tests/integration/test_kills.py tests/integration/test_soak.py $(ARGS)
 
+# the documentation site, in build/site: every warning is an error, every link to a page, anchor or image must lead somewhere
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site $(ARGS)
+	$(BIN)/python docs/check_links.py build/site
+
+# a pure wheel and an sdist, in dist/
+dist: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -50,7 +61,7 @@ digest: $(VENV)/.dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-$(VENV)/.installed: setup.py pyproject.toml $(wildcard lightning_fed/core/*.c lightning_fed/local/native/*.[ch])
+$(VENV)/.installed: setup.py pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
@@ -59,5 +70,9 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis benchmarks/.venvs benchmarks/.cache lightning_fed/core/*.so lightning_fed/local/native/*.so
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis docs/api docs/gallery benchmarks/.venvs benchmarks/.cache

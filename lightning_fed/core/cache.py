@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import sys
+import time
+from collections import defaultdict
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 _CHUNK = 2**20
+_DAY = 24 * 3600
 
 
 def default_cache() -> Path:
-    """``$LIGHTNING_FED_CACHE``, or ``lightning_fed`` in the user's cache folder."""
+    """``$LIGHTNING_FED_CACHE``, or ``lightning_fed`` in the user's cache folder.
+
+    That folder is ``$XDG_CACHE_HOME`` or ``~/.cache`` on Linux, ``~/Library/Caches`` on macOS and ``%LOCALAPPDATA%`` on
+    Windows.
+    """
     if own := os.environ.get("LIGHTNING_FED_CACHE"):
         return Path(own)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lightning_fed"
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        return Path(local) / "lightning_fed" / "Cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_fed"
 
 
@@ -45,14 +60,45 @@ def is_own_file(path: Path) -> bool:
         found = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and _is_own(found) and not found.st_mode & 0o022
+    return stat.S_ISREG(found.st_mode) and _is_own(found) and not (_HAS_OWNERS and found.st_mode & 0o022)
+
+
+#: Windows has no user ids, and its file modes do not say who may write.
+_HAS_OWNERS = hasattr(os, "getuid")
 
 
 def _is_own(found: os.stat_result) -> bool:
-    return not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    return not _HAS_OWNERS or found.st_uid == os.getuid()
 
 
 def write_through(path: Path) -> None:
     """Flush a file to the disk, so that an index entry written later never names a file that a crash lost."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def clean(folder: Path, days: float, most_bytes: int) -> None:
+    """Remove what was not used for so many days, then what was used longest ago, until the rest fits ``most_bytes``.
+
+    Files of one name with several suffixes stay or go together; the newest time of change counts as their last use.
+    Folders, which interrupted work has left, go after a day.
+    """
+    now, groups = time.time(), defaultdict[str, list[tuple[Path, os.stat_result]]](list)
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process cleans at the same time
+            found = path.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                groups[path.stem].append((path, found))
+            elif now - found.st_mtime > _DAY:
+                shutil.rmtree(path, ignore_errors=True)
+    kept = 0
+    for group in sorted(groups.values(), key=_last_use, reverse=True):
+        kept += sum(found.st_size for _, found in group)
+        if now - _last_use(group) > days * _DAY or kept > most_bytes:
+            for path, _ in group:
+                with suppress(OSError):  # gone, or in use where the system does not remove open files
+                    path.unlink()
+
+
+def _last_use(group: list[tuple[Path, os.stat_result]]) -> float:
+    return max(found.st_mtime for _, found in group)

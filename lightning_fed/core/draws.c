@@ -1,10 +1,8 @@
 /* Orders of samples: the stable argsort of Philox4x64-10 words. Integers only, so that every machine gives the same
-   orders as the NumPy code in draws.py, which a test compares. Built with the package where there is a compiler. */
+   orders as the NumPy code in draws.py, which a test compares. Compiled at first use (compiler.py), which defines EXPORT. */
 
 #include <stdint.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 /* Four words for a counter and a key (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). */
 static void philox(const uint64_t counter[4], const uint64_t key[2], uint64_t out[4]) {

@@ -7,16 +7,21 @@ depends neither on earlier draws nor on the machine. docs/draws.md has the layou
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from hashlib import sha256
-from importlib.util import find_spec
+from importlib.resources import files
+from subprocess import SubprocessError
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fed.core.compiler import built
 from lightning_fed.core.randomness import plain_key
+
+log = logging.getLogger(__name__)
 
 Words = NDArray[np.uint64]
 Orders = NDArray[np.int64]
@@ -25,7 +30,6 @@ _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _BUMPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_BUILT = "lightning_fed.core._draws"
 
 
 def philox(counter: Sequence[Words], key: Sequence[Words]) -> list[Words]:
@@ -105,11 +109,13 @@ def _numpy_orders(keys: Words, round: int, samples: Orders, epochs: Orders) -> O
 
 @cache
 def _compiled() -> Any:
-    """Load the C function that computes the same orders; None if the package was installed without a compiler."""
-    found = find_spec(_BUILT)
-    if found is None or found.origin is None:
+    """Build the C function that computes the same orders, or load it; None if there is no compiler that works."""
+    source = files("lightning_fed.core").joinpath("draws.c").read_text(encoding="utf-8")
+    try:
+        function = built(source, portable=True).epoch_orders
+    except (OSError, SubprocessError, AttributeError) as error:
+        log.info("Batches are drawn by NumPy, not in C: %s", error)
         return None
-    function = ctypes.CDLL(found.origin).epoch_orders
     address, number = ctypes.c_void_p, ctypes.c_int64
     function.argtypes = [address, ctypes.c_uint64, address, address, number, address, address]
     function.restype = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lightning_fed.core.compiler import find_compiler
 from lightning_fed.core.layout import Layout
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
@@ -24,7 +25,7 @@ from lightning_fed.lightning import pl, rank_zero_info
 from lightning_fed.local.stacked.batches import check_plannable, kind_of
 from lightning_fed.local.stacked.probe import try_out
 from lightning_fed.local.stacked.pure_step import UnfitError
-from lightning_fed.local.stacked.solver import StackedLocal
+from lightning_fed.local.stacked.solver import StackedLocal, why_not_in_c
 from lightning_fed.local.stacked.stack import STACK, unfavourable
 from lightning_fed.trainer.declarations import declares, undeclared
 from lightning_fed.trainer.eligibility import why_not_stacked, why_not_workers
@@ -153,15 +154,19 @@ class Choice:
             if reason := unwanted or _refusal(alone, setting):
                 raise UnfitError(reason)
             frequent = {kind for kind, count in steps.items() if count >= FREQUENT}
-            in_c = self._saved_by_c(setting) > C_SECONDS
+            wanted = self._saved_by_c(setting) > C_SECONDS
+            in_c = wanted and find_compiler() is not None
             stacked = StackedLocal(trainer, alone.layout, setting.full_batch, frequent, in_c, self.workers)
             try_out(stacked, setting.work, alone.round, cohort)
         except UnfitError as error:
             if self.asked == "vectorized":
                 raise ValueError(f'engine="vectorized" is impossible here: {error}. Use engine="auto".') from None
-            rank_zero_info(f"Clients are trained one by one: {error}.")
+            rest = "; compile=True is for clients trained side by side" if self.compile is True else ""
+            rank_zero_info(f"Clients are trained one by one: {error}{rest}.")
             return None
-        how = ", in C" if stacked.in_c else ""
+        # whether there is C code for their operators is known, and said, when they take their first steps
+        reason = why_not_in_c(trainer, alone.layout.dtype) if wanted else None
+        how = f", with recorded steps, not in C: {reason}" if reason else ""
         idle = self.workers > 1 and not stacked.in_c
         rest = f"; workers={self.workers} are for clients trained one by one" if idle else ""
         rank_zero_info(f"Clients are trained side by side{how}{rest}.")

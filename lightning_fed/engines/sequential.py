@@ -42,25 +42,79 @@ T = TypeVar("T")
 
 
 class ClientError(RuntimeError):
-    """A client's training failed; the message names round and client, the cause is chained."""
+    """A client's training failed; the message names round and client, the cause is chained.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 7]))})
+    >>> server = FederatedServer(FedAvg())
+    >>> pl.Trainer(max_epochs=1, callbacks=[server], barebones=True).fit(MLP((2, 2), log_train=False), datamodule=data)
+    Traceback (most recent call last):
+    lightning_fed.engines.sequential.ClientError: round 0, client 'ann': IndexError: Target 7 is out of bounds...
+    """
 
     kind = RAISED
 
 
 class DivergenceError(ClientError):
-    """A client's loss, model or message is not finite."""
+    """A client's loss, model or message is not finite.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.full((2, 2), torch.nan), torch.tensor([0, 1]))})
+    >>> server = FederatedServer(FedAvg())
+    >>> pl.Trainer(max_epochs=1, callbacks=[server], barebones=True).fit(MLP((2, 2), log_train=False), datamodule=data)
+    Traceback (most recent call last):
+    lightning_fed.engines.sequential.DivergenceError: round 0, client 'ann': ...
+    """
 
     kind = NOT_FINITE
 
 
 class DistanceError(DivergenceError):
-    """A client's model is further from the server's than the policy believes."""
+    """A client's model is further from the server's than the policy believes.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.core import FailurePolicy
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))})
+    >>> server = FederatedServer(FedAvg(), on_client_error=FailurePolicy(max_distance=1e-6))
+    >>> pl.Trainer(max_epochs=1, callbacks=[server], barebones=True).fit(MLP((2, 2), log_train=False), datamodule=data)
+    Traceback (most recent call last):
+    lightning_fed.engines.sequential.DistanceError: round 0, client 'ann': |x_i - x_bar| is ...
+    """
 
     kind = TOO_FAR
 
 
 class TimeLimitError(ClientError):
-    """A client's visit took longer than the policy allows."""
+    """A client's visit took longer than the policy allows.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.core import FailurePolicy
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))})
+    >>> server = FederatedServer(FedAvg(), on_client_error=FailurePolicy(max_seconds=1e-9))
+    >>> pl.Trainer(max_epochs=1, callbacks=[server], barebones=True).fit(MLP((2, 2), log_train=False), datamodule=data)
+    Traceback (most recent call last):
+    lightning_fed.engines.sequential.TimeLimitError: round 0, client 'ann': OvertimeError: ...
+    """
 
     kind = TOO_SLOW
 
@@ -79,6 +133,24 @@ class SequentialEngine:
     ``faults`` has the clients that are to fail, and how, for studies of robustness.
     ``left`` has the changes of each client's last visit with local steps, ``joined`` the entries that visits appended
     to lists of the module, in the order of the cohort.
+
+    ``FederatedServer`` builds it. Its results are those of a stack of clients, up to rounding:
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule([TensorDataset(torch.eye(2), torch.tensor([0, 1])) for _ in range(3)])
+    >>> found = []
+    >>> for engine in ("sequential", "vectorized"):
+    ...     model, server = MLP((2, 2), log_train=False), FederatedServer(FedAvg(), engine=engine, compile=False)
+    ...     _ = torch.nn.init.eye_(model.layers[0].weight)
+    ...     pl.Trainer(max_epochs=2, callbacks=[server], barebones=True).fit(model, datamodule=data)
+    ...     found.append(model.layers[0].weight.detach())
+    >>> torch.allclose(*found, atol=1e-6)
+    True
     """
 
     def __init__(
@@ -100,6 +172,7 @@ class SequentialEngine:
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Reply[Any, Any] | Failure]:
+        """Yield the reply, or the failure, of each client of the cohort, in its order."""
         # one by one also in memory: a state is fetched when its visit begins
         for position, (cid, state) in enumerate(zip(cohort, states, strict=True)):
             yield self.visit(step, state, down, Visit(self.round, cid, position, len(cohort)))
@@ -183,6 +256,7 @@ class SequentialEngine:
             raise kind(f"{self.where(cid)}: {type(error).__name__}: {error}{remedy}") from error
 
     def local(self, visit: Visit) -> ModuleLocal:
+        """The solver of local problems for one visit, with its gradients."""
         slope = partial(client_gradient, self.loop.trainer, self.layout, visit.client)
         again = partial(batch_gradient, self.loop.trainer, self.layout)
         if (fault := self.faults.get(visit.client)) is not None and fault.kind == TOO_SLOW:

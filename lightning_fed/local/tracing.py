@@ -29,6 +29,9 @@ def trace(
     # One mode describes all tensors: by itself, make_fx makes one per operator, which takes half the time.
     with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         recorded: GraphModule = make_fx(function, decomposition_table=dict(decompositions or {}))(*inputs)
+    for node in recorded.graph.nodes:
+        if node.op == "get_attr":  # a constant, which make_fx of torch 2.7 does not describe
+            node.meta.setdefault("val", getattr(recorded, str(node.target)))
     return recorded
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers.c_steps import needs_compiler
 from helpers.marks import quick_first
 from helpers.modules import classification, quiet_trainer
 from torch import Tensor, nn
@@ -159,7 +160,7 @@ def test_layers_are_as_they_were_after_a_fit() -> None:
     assert "forward" not in vars(trainer.lightning_module.twice)
 
 
-@pytest.mark.skipif(linear.defect() is not None, reason=str(linear.defect()))
+@needs_compiler
 @pytest.mark.parametrize("kind", [Once, OnceOverTime, DifferentiatesFirst, Wide, OncePenalised, Penalised])
 def test_large_weights_move_once_in_each_step(kind: type[Wide], monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []

@@ -175,8 +175,34 @@ def test_blocks_follow_each_other() -> None:
 def test_what_cannot_be_written_in_c_is_said() -> None:
     told = run(row_named("sorting, for which there is no C"), "in C").told
     assert any(
-        "Local steps are not written in C: NoCodeError: there is no C code for aten.sort" in text for text in told
+        "Local steps do not run in C, but as recorded: NoCodeError: there is no C code for aten.sort" in text
+        for text in told
     )
+    assert "Local steps run in C." not in told
+
+
+@needs_compiler
+def test_steps_that_run_in_c_are_said_to() -> None:
+    told = run(row_named("network, FedAvg()"), "in C").told
+    assert "Clients are trained side by side." in told
+    assert told.count("Local steps run in C.") == 1
+
+
+def test_without_a_compiler_it_is_said_what_runs_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    found = run.__wrapped__(row_named("network, FedAvg()"), "in C")
+    assert found.told == [
+        "Clients are trained side by side, with recorded steps, not in C: no C compiler was found"
+        " (of $CC, cc, gcc and clang)."
+    ]
+    assert not found.calls
+
+
+def test_an_optimiser_without_c_code_is_said() -> None:
+    told = run(row_named("linear, epochs, Adam"), "in C").told
+    assert [text for text in told if "not in C: Adam, as it is set, is not plain SGD" in text]
+    assert "Local steps run in C." not in told
 
 
 @needs_compiler

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from helpers.marks import quick_first
+from lightning_fed.core.compiler import find_compiler
 from lightning_fed.local.native.codegen.program import Steps
 
 Step = Callable[..., list[Tensor]]
 Lengths = NDArray[np.int64]
 
-compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no C compiler")
 each_precision = pytest.mark.parametrize(
     "dtype", quick_first([torch.float64, torch.float32]), ids=["float64", "float32"]
 )

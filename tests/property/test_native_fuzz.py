@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_fed.local.native import compiler as build
+from lightning_fed.core import compiler as build
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 

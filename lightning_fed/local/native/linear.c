@@ -1,5 +1,6 @@
 /* Steps of a large linear layer with as little memory traffic as possible: its weight is read once forwards, once for
-   the gradient of its inputs, and once more when it moves. For small batches, whose arithmetic hides behind the memory. Built with the package where there is a compiler; called by linear.py. */
+   the gradient of its inputs, and once more when it moves. For small batches, whose arithmetic hides behind the
+   memory. Called by linear.py, which puts linear.h in the place of its includes. EXPORT comes from core/compiler.py. */
 
 #include <stdlib.h>
 
@@ -12,9 +13,9 @@
 #define LOAD(from) (*(const VEC *)(from))
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__x86_64__) && defined(__GLIBC__)
-#define EXPORT __attribute__((visibility("default"), target_clones("avx512f", "fma", "default")))
+#define CLONED EXPORT __attribute__((target_clones("avx512f", "fma", "default")))
 #else
-#define EXPORT __attribute__((visibility("default")))
+#define CLONED EXPORT
 #endif
 
 #define T float

@@ -70,21 +70,21 @@ INLINE void NAME(step)(T *restrict w, const T *restrict target, const T *restric
     }
 }
 
-EXPORT void NAME(forward)(const T *w, const T *x, T *y, size_t batch, size_t in, size_t out, size_t first,
+CLONED void NAME(forward)(const T *w, const T *x, T *y, size_t batch, size_t in, size_t out, size_t first,
                           size_t last) {
     size_t even = first + (last - first) / ROWS * ROWS;
     EACH_BATCH(NAME(multiply)(w, x, y, in, out, first, even, ROWS, BATCH);
                NAME(multiply)(w, x, y, in, out, even, last, 1, BATCH))
 }
 
-EXPORT void NAME(backward)(const T *w, const T *dy, T *dx, size_t batch, size_t in, size_t out, size_t first,
+CLONED void NAME(backward)(const T *w, const T *dy, T *dx, size_t batch, size_t in, size_t out, size_t first,
                            size_t last) {
     size_t even = out / ROWS * ROWS;
     EACH_BATCH(NAME(slope)(w, dy, dx, in, out, first, last, 0, even, ROWS, BATCH);
                NAME(slope)(w, dy, dx, in, out, first, last, even, out, 1, BATCH))
 }
 
-EXPORT void NAME(move)(T *w, const T *target, const T *x, const T *dy, size_t batch, size_t in, size_t out,
+CLONED void NAME(move)(T *w, const T *target, const T *x, const T *dy, size_t batch, size_t in, size_t out,
                        size_t first, size_t last, T keep, T pull, T lr) {
     size_t even = out / ROWS * ROWS;
     EACH_BATCH(NAME(step)(w, target, x, dy, in, out, first, last, keep, pull, lr, 0, even, ROWS, BATCH);

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.util import find_spec
+from importlib.resources import files
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_fed.core.compiler import NoCompilerError, built
 from lightning_fed.local.native.threads import spread
 
 #: Batch sizes of the C functions; batches are filled up with zeros. Torch is faster for larger batches.
@@ -20,7 +22,7 @@ BATCHES = (1, 2, 4, 8)
 #: Each thread gets a multiple of this number of columns or rows.
 SHARE = 64
 
-_BUILT = "lightning_fed.local.native._linear"
+_SOURCES = ("linear.c", "linear.h")
 _NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
@@ -33,10 +35,12 @@ def is_for_c(weight: Tensor, inputs: Tensor) -> bool:
 @cache
 def defect() -> str | None:
     """Why torch's operators are used instead of C; None if the C functions work."""
-    if find_spec(_BUILT) is None:
-        return "the package was installed without a C compiler"
     try:
         _check()
+    except NoCompilerError as error:
+        return str(error)
+    except SubprocessError as error:
+        return f"the C compiler does not work: {error}"
     except (OSError, AttributeError, AssertionError) as error:
         return f"the compiled C library does not work: {error}"
     return None
@@ -82,16 +86,21 @@ def _call(name: str, tensors: list[Tensor], batch: int, size: int, *numbers: flo
 
 @cache
 def _function(name: str, dtype: torch.dtype) -> Any:
-    library = ctypes.CDLL(str(getattr(find_spec(_BUILT), "origin", None)))
-    function = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
+    function = getattr(built(_source(), portable=True), f"{name}_{str(dtype).removeprefix('torch.')}")
     tensors, numbers = (4, 3) if name == "move" else (3, 0)
     function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * 5 + [_NUMBERS[dtype]] * numbers
     function.restype = None
     return function
 
 
+def _source() -> str:
+    """The code with its header in place, so that the text alone identifies it in the cache."""
+    code, header = (files("lightning_fed.local.native").joinpath(name).read_text("utf-8") for name in _SOURCES)
+    return code.replace('#include "linear.h"', header)
+
+
 def _check() -> None:
-    """Compare the C functions with torch, because the library may have been built on another machine."""
+    """Compare the C functions with torch, because a compiler, or a library from the cache, may be wrong."""
     for dtype in _NUMBERS:
         weight, target = (torch.linspace(-1, 1, 7 * 37, dtype=dtype).sin().view(7, 37) * k for k in (1, 2))
         x, slopes = (torch.linspace(0, 3, 3 * n, dtype=dtype).cos().view(3, n) for n in (37, 7))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Sequence
 from subprocess import SubprocessError
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import functionalize
 
+from lightning_fed.lightning import rank_zero_info
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.stacked.phases import Parts
@@ -21,8 +21,6 @@ from lightning_fed.local.stacked.simplify import is_pure, simplified
 from lightning_fed.local.tracing import trace
 
 Numbers = NDArray[np.int64]
-
-log = logging.getLogger(__name__)
 
 #: Maximum number of recorded functions in memory.
 KEPT = 64
@@ -72,7 +70,10 @@ class Graphs:
         whole = key, len(client), len(shared), tuple((t.shape, t.dtype) for t in examples)
         if whole not in self._in_c:
             with torch.inference_mode(False), torch.no_grad():
-                _keep(self._in_c, whole, _in_c(function, lengths, client, shared, varying))
+                code = _in_c(function, lengths, client, shared, varying)
+            if code is not None and not any(self._in_c.values()):
+                rank_zero_info("Local steps run in C.")
+            _keep(self._in_c, whole, code)
         return self._in_c[whole]
 
 
@@ -129,7 +130,8 @@ def _in_c(
         found = [*code(own, shared, [torch.cat(part) for part in zip(*steps, strict=True)], few), own[0]]
         torch.testing.assert_close(found, [torch.cat(part) for part in zip(*expected, strict=True)], equal_nan=True)
     except NO_CODE as error:
-        log.info("Local steps are not written in C: %s", f"{type(error).__name__}: {error}".split("\n")[0])
+        reason = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".")
+        rank_zero_info(f"Local steps do not run in C, but as recorded: {reason}.")
         return None
     return code
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fed.core.compiler import MISSING, find_compiler
 from lightning_fed.core.layout import Layout
 from lightning_fed.core.problem import StepMap
 from lightning_fed.lightning import SIGTERMException, pl
@@ -31,6 +32,18 @@ Numbers = NDArray[np.int64]
 
 #: Number of clients whose short batches of one size are computed together.
 SHORT_STACK = 8
+
+
+def why_not_in_c(trainer: pl.Trainer, dtype: torch.dtype) -> str | None:
+    """Why no steps of a stack can run in C; None if they can where there is C code for their operators."""
+    if find_compiler() is None:
+        return MISSING
+    if trainer.strategy.root_device.type != "cpu":
+        return "the device is not a CPU"
+    if dtype not in LANES:
+        return f"there is no C code for {str(dtype).removeprefix('torch.')}"
+    optimizer = trainer.optimizers[0]
+    return None if is_plain(optimizer) else f"{type(optimizer).__name__}, as it is set, is not plain SGD"
 
 
 class StackedLocal:
@@ -345,7 +358,7 @@ class _Run:
         numbers = [self.x.new_tensor(-self.lr), self.x.new_tensor(self.direction.rho)]
         given = own, [*self.shared, *numbers], parts.fed(prepared)
         code = self.local.graphs.in_c((parts, *self.direction.key), self._step(parts), lengths, *given)
-        if code is None:  # the recorder has logged the reason, which holds in later rounds too
+        if code is None:  # the recorder has told the reason, which holds in later rounds too
             self.in_c = self.local.in_c = False
             return False
         if self.trainer.received_sigterm:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.c_steps import needs_compiler
 
 from lightning_fed.core import draws
 from lightning_fed.core.draws import batch_key, epoch_orders, philox
@@ -35,8 +36,6 @@ VECTORS = [
         [4, 2, 0, 1, 3],
     ),
 ]
-
-needs_c = pytest.mark.skipif(draws._compiled() is None, reason="the package was installed without a C compiler")
 
 
 def word(value: int) -> np.ndarray:
@@ -82,7 +81,7 @@ def test_philox_is_numpys() -> None:
         assert words(counter, key) == numpys.random_raw(4).tolist()
 
 
-@needs_c
+@needs_compiler
 @pytest.mark.parametrize("seed", range(5))
 def test_c_and_numpy_give_the_same_orders(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -94,7 +93,7 @@ def test_c_and_numpy_give_the_same_orders(seed: int) -> None:
     assert np.array_equal(ours, numpys)
 
 
-@pytest.mark.parametrize("way", [pytest.param("_c_orders", marks=needs_c), "_numpy_orders"])
+@pytest.mark.parametrize("way", [pytest.param("_c_orders", marks=needs_compiler), "_numpy_orders"])
 def test_every_order_is_a_permutation(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draws, "_compiled", (lambda: None) if way == "_numpy_orders" else draws._compiled)
     samples, epochs = [1, 2, 3, 4, 5, 8, 9, 1000], [3, 1, 2, 1, 4, 1, 1, 2]

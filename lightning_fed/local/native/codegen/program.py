@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 
+from lightning_fed.core.compiler import built
 from lightning_fed.local.native.codegen.loops import Place
 from lightning_fed.local.native.codegen.lowering import NoCodeError, Source
-from lightning_fed.local.native.compiler import built
 from lightning_fed.local.native.threads import spread
 from lightning_fed.local.tracing import trace
 
@@ -168,7 +168,7 @@ def text(source: Source, kinds: Sequence[str]) -> str:
             _FUSING,
             *(line for lines in source.functions for line in lines),
             _NOT_FUSING,
-            "void run(void **at, const size_t *begins, size_t first, size_t last) {",
+            "EXPORT void run(void **at, const size_t *begins, size_t first, size_t last) {",
             f"_Alignas(64) T now[{size}], next[{size}];",
             *(f"_Alignas(64) {place.type} {place.name}[{place.meta.numel()}];" for place in source.scratch),
             "for (size_t c = first; c < last; c++) {",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
+from helpers.c_steps import needs_compiler
 from torch import Tensor
 
+from lightning_fed.core.compiler import built
 from lightning_fed.local.native import linear
-
-needs_compiler = pytest.mark.skipif(
-    linear.defect() is not None and "without a C compiler" in str(linear.defect()),
-    reason="the package was installed without a C compiler",
-)
 
 
 def problem(batch: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -23,8 +21,9 @@ def problem(batch: int, rows: int, columns: int, dtype: torch.dtype) -> tuple[Te
     return weight, target, x, slopes
 
 
-def test_it_works_where_it_was_built() -> None:
-    assert linear.defect() in (None, "the package was installed without a C compiler")
+@needs_compiler
+def test_it_works_where_there_is_a_compiler() -> None:
+    assert linear.defect() is None
 
 
 @needs_compiler
@@ -102,9 +101,29 @@ def test_it_steps_aside(weight: Tensor, x: Tensor) -> None:
     assert not linear.is_for_c(weight, x)
 
 
-def test_a_package_without_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "find_spec", lambda name: None)
-    assert linear.defect.__wrapped__() == "the package was installed without a C compiler"
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    """Nothing is compiled yet."""
+    monkeypatch.setattr(linear, "built", built.__wrapped__)
+    monkeypatch.setattr(linear, "_function", linear._function.__wrapped__)
+
+
+@pytest.mark.usefixtures("anew")
+def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    assert linear.defect.__wrapped__() == "no C compiler was found (of $CC, cc, gcc and clang)"
+
+
+@pytest.mark.usefixtures("anew")
+def test_a_compiler_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    defect = str(linear.defect.__wrapped__())
+    assert defect.startswith("the C compiler does not work: Command")
+    assert defect.endswith("returned non-zero exit status 3.")
 
 
 @needs_compiler
@@ -116,11 +135,11 @@ def test_wrong_numbers_are_noticed_before_it_is_used(monkeypatch: pytest.MonkeyP
     assert "does not work" in str(linear.defect.__wrapped__())
 
 
+@needs_compiler
+@pytest.mark.usefixtures("anew")
 def test_a_file_that_is_no_library_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(path: str) -> None:
         raise OSError("not a library")
 
-    monkeypatch.setattr(linear, "find_spec", lambda name: object())
     monkeypatch.setattr(ctypes, "CDLL", broken)
-    monkeypatch.setattr(linear, "_function", linear._function.__wrapped__)
     assert linear.defect.__wrapped__() == "the compiled C library does not work: not a library"

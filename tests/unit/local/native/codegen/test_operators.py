@@ -12,7 +12,7 @@ from helpers.c_steps import agree, agree_each, each_precision, needs_compiler
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_fed.local.native import compiler as build
+from lightning_fed.core import compiler as build
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 
 NAN, INF = float("nan"), float("inf")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,7 @@ import torch
 from helpers.c_steps import Step, agree, each_precision, in_c, needs_compiler
 from torch import Tensor
 
-from lightning_fed.local.native import compiler as build
+from lightning_fed.core import compiler as build
 from lightning_fed.local.native.codegen.lowering import NoCodeError
 from lightning_fed.local.native.codegen.program import Steps
 from lightning_fed.local.native.threads import spread
@@ -218,72 +215,12 @@ def test_a_compiler_that_fails_is_no_obstacle(
     assert not [file for file in (own_cache / "native").iterdir() if file.is_dir()]
 
 
-@needs_compiler
-def test_a_compiler_with_options_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc")
-    monkeypatch.setenv("CC", "ccache cc -m64")
-    assert build.built.__wrapped__("int one(void) { return 1; }").one() == 1
-
-
 def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LIGHTNING_FED_CACHE", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr("lightning_fed.local.native.codegen.program.built", build.built.__wrapped__)
     given = [torch.randn(2, 4)], [], [torch.randn(6)]
     Graphs().in_c("key", lambda x, a: [x.cos() - a], np.array([3, 3]), *given)  # no error
-
-
-@needs_compiler
-def test_what_was_compiled_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "int two(void) { return 2; }"
-    assert build.built.__wrapped__(source).two() == 2
-    monkeypatch.setattr(subprocess, "run", None)
-    assert build.built.__wrapped__(source).two() == 2
-    assert sorted(file.suffix for file in (own_cache / "native").iterdir()) == [".sha256", ".so"]
-
-
-@needs_compiler
-def test_what_is_damaged_is_compiled_again(own_cache: Path) -> None:
-    source = "int three(void) { return 3; }"
-    assert build.built.__wrapped__(source).three() == 3
-    (library,) = (own_cache / "native").glob("*.so")
-    whole = library.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    for damaged in (b"not a library", whole[: len(whole) // 3], bytes(flipped), b""):
-        library.unlink()  # it is still mapped: to write into it would change what is running
-        library.write_bytes(damaged)
-        assert build.built.__wrapped__(source).three() == 3
-        assert library.read_bytes() != damaged
-
-
-@needs_compiler
-def test_libraries_of_others_are_not_loaded(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, folder = "int five(void) { return 5; }", own_cache / "native"
-    folder.mkdir(parents=True, mode=0o777)
-    folder.chmod(0o777)
-    assert build.built.__wrapped__(source).five() == 5
-    assert folder.stat().st_mode & 0o777 == 0o700
-    (library,), (checksum,) = folder.glob("*.so"), folder.glob("*.sha256")
-    assert build.is_intact(library, checksum)
-    library.chmod(0o722)  # others may write it
-    assert not build.is_intact(library, checksum)
-    library.chmod(0o700)
-    checksum.unlink()
-    assert not build.is_intact(library, checksum)
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(OSError, match="belongs to another user"):
-        build.built.__wrapped__(source)
-
-
-def test_a_link_in_the_place_of_the_folder_is_refused(tmp_path: Path, own_cache: Path) -> None:
-    own_cache.mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (own_cache / "native").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="is not a folder, but a link"):
-        build.private_folder(own_cache / "native")
 
 
 @needs_compiler
@@ -295,14 +232,6 @@ def test_code_serves_any_number_of_clients_and_steps_however_they_lie_in_memory(
     }
     assert len(made) == 1
     assert made != {None}
-
-
-@needs_compiler
-def test_many_may_compile_the_same_at_once(own_cache: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        libraries = list(pool.map(build.built.__wrapped__, ["int three(void) { return 3; }"] * 4))
-    assert [library.three() for library in libraries] == [3] * 4
-    assert len(list((own_cache / "native").glob("*.so"))) == 1
 
 
 def test_interrupted_work_has_ended_before_its_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,84 @@
+"""Files for GitHub and PyPI: they parse, and agree with pyproject.toml and each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from lightning_fed import __version__
+
+ROOT = Path(__file__).parents[2]
+GITHUB = ROOT / ".github"
+YAML = [ROOT / "CITATION.cff", *sorted(GITHUB.rglob("*.yml"))]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def requirements(lines: list[str]) -> dict[str, Requirement]:
+    found = [Requirement(line) for line in lines]
+    return {each.name.lower(): each for each in found}
+
+
+def declared() -> dict[str, Requirement]:
+    (block,) = re.findall(r"^dependencies = \[\n(.*?)^\]", PYPROJECT, re.M | re.S)
+    return requirements(re.findall(r'"(.+)"', block))
+
+
+def pinned() -> dict[str, Requirement]:
+    lines = (GITHUB / "oldest.txt").read_text().splitlines()
+    return requirements([line for line in lines if line and not line.startswith("#")])
+
+
+@pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
+def test_it_is_yaml(path: Path) -> None:
+    assert isinstance(load(path), dict)
+
+
+@pytest.mark.parametrize("path", sorted((GITHUB / "workflows").iterdir()), ids=lambda path: path.name)
+def test_jobs_have_steps_and_need_jobs_that_exist(path: Path) -> None:
+    workflow = load(path)
+    assert True in workflow  # the key `on`, which YAML 1.1 reads as a boolean
+    jobs = workflow["jobs"]
+    for job in jobs.values():
+        assert job["runs-on"]
+        assert all(("uses" in step) != ("run" in step) for step in job["steps"])
+        needs = job.get("needs", [])
+        assert {needs} <= jobs.keys() if isinstance(needs, str) else set(needs) <= jobs.keys()
+
+
+def test_make_targets_and_tests_of_workflows_exist() -> None:
+    text = "\n".join(path.read_text() for path in (GITHUB / "workflows").iterdir())
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    used = [word for line in re.findall(r"run: make (.+)", text) for word in line.split()]
+    assert used
+    assert set(used) <= set(targets)
+    paths = re.findall(r"tests/[\w/.]+", text)
+    assert paths
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def test_the_suite_runs_with_every_python_that_is_declared() -> None:
+    tested = load(GITHUB / "workflows" / "tests.yml")["jobs"]["suite"]["strategy"]["matrix"]["python"]
+    assert tested == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PYPROJECT)
+
+
+def test_the_oldest_versions_are_those_that_are_allowed() -> None:
+    allowed, oldest = declared(), pinned()
+    assert allowed.keys() <= oldest.keys()
+    for name, requirement in allowed.items():
+        (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
+        (exact,) = (part.version for part in oldest[name].specifier)
+        assert Version(exact).release[: len(Version(floor).release)] == Version(floor).release, name
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert load(ROOT / "CITATION.cff")["version"] == __version__
