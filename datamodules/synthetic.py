@@ -43,6 +43,11 @@ class Synthetic(FederatedDataModule):
             ``drop_last``, ``sampler`` and ``loader_options``.
 
     Reference: arXiv:1812.06127.
+
+    >>> data = Synthetic(clients=3)
+    >>> data.setup()
+    >>> data.client_ids, data.num_examples("f_00000")  # 90 % of 1909
+    (['f_00000', 'f_00001', 'f_00002'], 1718)
     """
 
     def __init__(

@@ -38,6 +38,11 @@ class Classifier(pl.LightningModule):
     def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
         self._step(batch, "test", self.test_acc)
 
+    def predict_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+        """The class of each sample."""
+        classes: Tensor = self(batch[0]).argmax(1)
+        return classes
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 

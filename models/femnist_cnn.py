@@ -39,5 +39,6 @@ class FemnistCNN(Classifier):
         glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
+        """One score per character for each image."""
         logits: Tensor = self.head(self.features(x.reshape(-1, 1, 28, 28)).flatten(1))
         return logits

@@ -48,5 +48,6 @@ class MLP(Classifier):
         del self.layers[-1]
 
     def forward(self, x: Tensor) -> Tensor:
+        """One score per class for each sample."""
         logits: Tensor = self.layers(x.flatten(1))
         return logits

@@ -14,6 +14,7 @@ from typing_extensions import Self
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import whole
+from lightning_fed.data.huggingface import deal, formatted, splits_of
 from lightning_fed.data.loading import (
     Collate,
     EpochSampler,
@@ -24,11 +25,11 @@ from lightning_fed.data.loading import (
     fresh_generator,
     loader_arguments,
 )
-from lightning_fed.data.partition import Partition, check_dealt, hold_out, num_samples
+from lightning_fed.data.partition import Rule, deal_samples, hold_out, num_samples
 from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
 from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
-from lightning_fed.lightning import pl
+from lightning_fed.lightning import pl, tell_checkpoints
 from lightning_fed.lightning.package import watch_mixtures
 
 SPLITS = ("train", "val", "test")
@@ -57,7 +58,8 @@ class FederatedDataModule(pl.LightningDataModule):
             anything that your module takes, and is weighted by the number of its samples. Without a ``collate_fn``,
             tensors in memory are indexed directly, and the options do not apply to them.
 
-    ``description`` describes the data in one line, for logs, trackers and figures.
+    ``description`` describes the data in one line, for logs, trackers and figures; ``class_names`` names the classes
+    0, 1, ... in tables and figures.
 
     A subclass that has to load its data first leaves ``train`` out and calls :meth:`set_split` in ``setup``.
 
@@ -77,6 +79,7 @@ class FederatedDataModule(pl.LightningDataModule):
     """
 
     description: str = ""
+    class_names: Sequence[str] = ()
     #: A subclass may also write it as a method.
     collate_fn: Collate | None = None
     sampler: EpochSampler | None = None
@@ -115,7 +118,7 @@ class FederatedDataModule(pl.LightningDataModule):
     def from_dataset(
         cls,
         dataset: Dataset[Any],
-        partition: Partition,
+        partition: Rule,
         *,
         test_fraction: float = 0.0,
         val_fraction: float = 0.0,
@@ -125,10 +128,11 @@ class FederatedDataModule(pl.LightningDataModule):
         """Deal one dataset to clients.
 
         Args:
-            partition: decides which client gets which sample; see :mod:`lightning_fed.data.partition`.
+            partition: decides which client gets which sample: a partitioner of :mod:`lightning_fed.partition`, or any
+                function that :func:`~lightning_fed.partition.as_partitioner` takes.
             test_fraction, val_fraction: share that every client holds out, at random: at least one sample if the client
                 has two or more, never all. A client with a single sample only trains.
-            seed: decides which samples are held out.
+            seed: decides which samples are held out, and seeds a function that deals samples.
             kwargs: arguments of the constructor.
 
         >>> from torch.utils.data import TensorDataset
@@ -138,13 +142,9 @@ class FederatedDataModule(pl.LightningDataModule):
         >>> data.num_examples(0), len(data.client_dataset(0, "test"))
         (8, 2)
         """
-        if not callable(partition) or isinstance(partition, type):
-            raise TypeError(f"partition must be a Partition such as IID(clients=10), got {partition!r}.")
         fractions = {"test": test_fraction, "val": val_fraction}
         _check_fractions(fractions, kwargs)
-        n = num_samples(dataset, "the dataset")
-        dealt = partition(dataset)
-        check_dealt(dealt, n)
+        dealt = deal_samples(partition, dataset, seed)
         splits: dict[str, dict[ClientId, Dataset[Any]]] = {split: {} for split in SPLITS}
         for cid, indices in dealt.items():
             for split, kept in hold_out(indices, fractions, numpy_generator(seed, "hold out", cid)).items():
@@ -154,6 +154,64 @@ class FederatedDataModule(pl.LightningDataModule):
                 raise ValueError(f"{split}_fraction is {fraction}, but no client has a sample to spare for {split}.")
         held: dict[str, Any] = {split: clients for split, clients in splits.items() if clients}
         return cls(**held, **kwargs)
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        by: str | Rule,
+        *,
+        label: str | None = None,
+        columns: Sequence[str] | None = None,
+        test_fraction: float = 0.0,
+        val_fraction: float = 0.0,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> Self:
+        """Deal a ``datasets.Dataset`` or ``DatasetDict`` of Hugging Face to clients, without decoding its samples.
+
+        Args:
+            dataset: the training data, or a dict with ``"train"`` and perhaps ``"validation"`` and ``"test"``. These
+                are dealt by the same column if ``by`` names one that they have: such a client may be one that does
+                not train. Otherwise they are the server's: data of one client, ``"server"``, that is never visited.
+            by: the name of the column that says whose a sample is, such as ``"speaker"``, or a partition
+                as in :meth:`from_dataset`.
+            label: the column that partitioners by label read; ``"label"``, ``"labels"`` or the only ``ClassLabel``
+                needs no name.
+            columns: the columns that a sample has in training; all of them by default. Samples become tensors, unless
+                the dataset has a format or transform of its own or ``loader_options`` has a ``collate_fn``.
+            test_fraction, val_fraction, seed, kwargs: as in :meth:`from_dataset`.
+
+        A batch is a dict from column to tensor:
+
+        >>> from datasets import Dataset  # doctest: +SKIP
+        >>> speech = Dataset.from_dict({"speaker": ["ann", "bob", "ann"], "ids": [[1, 2], [3, 4], [5, 6]]})
+        ... # doctest: +SKIP
+        >>> data = FederatedDataModule.from_huggingface(speech, by="speaker", columns=["ids"])  # doctest: +SKIP
+        >>> next(iter(data.client_eval_dataloader("ann", "train")))  # doctest: +SKIP
+        {'ids': tensor([[1, 2],
+                [5, 6]])}
+        """
+        splits = splits_of(dataset)
+        for split in splits:
+            if kwargs.get(split) is not None:
+                raise ValueError(f"Got both {split}= and a dataset with {split} data. Give one of them.")
+        _check_fractions({"test": test_fraction, "val": val_fraction}, splits)
+        collates = cls.collate_fn is not None or "collate_fn" in (kwargs.get("loader_options") or {})
+        ready = {split: formatted(part, columns, collates) for split, part in splits.items()}
+        dealt = deal(splits, by, label)
+        data = cls.from_dataset(
+            ready["train"],
+            lambda _: dealt["train"],
+            test_fraction=test_fraction,
+            val_fraction=val_fraction,
+            seed=seed,
+            **kwargs,
+        )
+        for split in (split for split in ("val", "test") if split in ready):
+            held = {cid: Subset(ready[split], rows) for cid, rows in dealt[split].items()}
+            data.set_split(split, held, strangers=True)
+        return data
 
     def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
         """Set and check the data of one split; set ``"train"`` first.
@@ -178,6 +236,17 @@ class FederatedDataModule(pl.LightningDataModule):
         self.splits = splits
 
     @property
+    def trainer(self) -> pl.Trainer | None:
+        """The trainer that uses these data."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        self._trainer = trainer
+        if trainer is not None:  # the first that a fit does, before loggers open their runs
+            tell_checkpoints(trainer)
+
+    @property
     def client_ids(self) -> list[ClientId]:
         """All clients, in the order they were given."""
         return self.split_ids("train")
@@ -191,10 +260,12 @@ class FederatedDataModule(pl.LightningDataModule):
         return num_samples(self.client_dataset(cid), f"train data of client {cid!r}")
 
     def has_split(self, split: str) -> bool:
+        """Whether any client has data of ``split``: ``train``, ``val`` or ``test``."""
         _check_split(split)
         return split in self.splits
 
     def client_dataset(self, cid: ClientId, split: str = "train") -> Dataset[Any]:
+        """The data of one client; an error names the clients that there are."""
         members = self._members(split)
         if cid in members:
             return members[cid]
@@ -277,6 +348,16 @@ class FederatedDataModule(pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader[Any]:
         """The test data of all clients."""
         return self._pooled_eval_dataloader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The test data of all clients, else their validation data, in the order of :meth:`split_ids`."""
+        for split in ("test", "val"):
+            if self.has_split(split):
+                return self._pooled_eval_dataloader(split)
+        raise ValueError(
+            "trainer.predict(datamodule=...) predicts the test data of the clients, else their validation data; this"
+            f" {type(self).__name__} has neither. Give it test=, or call trainer.predict(model, dataloaders=...)."
+        )
 
     def _pooled_eval_dataloader(self, split: str) -> DataLoader[Any]:
         pool: ConcatDataset[Any] = ConcatDataset(self._members(split).values())

@@ -144,6 +144,12 @@ def title_of(data: FederatedDataModule) -> str:
     return str(getattr(data, "description", None) or type(data).__name__)
 
 
+def class_name(data: FederatedDataModule, label: Any) -> Any:
+    """The name of a class, such as the character of class 36, if the datamodule has ``class_names``; else its label."""
+    whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+    return data.class_names[int(label)] if whole and 0 <= label < len(data.class_names) else label
+
+
 def _count(data: FederatedDataModule) -> Labels:
     known: dict[int, NDArray[Any]] = {}
     held = [_read(data.client_dataset(cid), known) for cid in data.client_ids]
@@ -153,7 +159,7 @@ def _count(data: FederatedDataModule) -> Labels:
     names, label = np.unique(pool, return_inverse=True)
     owner = np.repeat(np.arange(len(held)), [len(labels) for labels in held])
     cells = np.bincount(owner * len(names) + label, minlength=len(held) * len(names))
-    return Labels(names.tolist(), cells.reshape(len(held), len(names)))
+    return Labels([class_name(data, name) for name in names.tolist()], cells.reshape(len(held), len(names)))
 
 
 def _read(dataset: Dataset[Any], known: dict[int, NDArray[Any]]) -> NDArray[Any]:

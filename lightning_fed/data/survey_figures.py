@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fed.core.labels import label_of
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.data.survey import Counts, Labels, Survey, title_of
+from lightning_fed.data.survey import Counts, Labels, Survey, class_name, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: Largest number of clients in the heat map; of more clients, evenly spread ones are shown.
 MAX_ROWS = 100
+
+#: Longest name of a class on the contact sheet, in characters.
+MAX_NAME = 8
 
 #: width and height of an image within its cell of the contact sheet
 TILE = (0.9, 0.72)
@@ -67,7 +70,7 @@ def _draw_shares(axes: Axes, labels: Labels, order: Counts) -> None:
     image = axes.imshow(labels.p_i[shown], aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     some = f"{len(shown)} of {len(order)} clients" if len(shown) < len(order) else "clients"
     step = math.ceil(len(labels.names) / 20)
-    axes.set_xticks(range(0, len(labels.names), step), [str(name) for name in labels.names[::step]])
+    axes.set_xticks(range(0, len(labels.names), step), [str(name) for name in labels.names[::step]], parse_math=False)
     axes.set(xlabel="label", ylabel=f"{some}, largest first", yticks=[], title="Label distribution")
     axes.figure.colorbar(image, ax=axes, label="share of the client's samples")
 
@@ -101,7 +104,7 @@ def contact_sheet(data: FederatedDataModule, clients: int = 10, per_client: int 
     figure = Figure(figsize=(1.2 + 0.5 * columns, 0.5 + 0.5 * tall * len(names)), layout="constrained")
     figure.suptitle(textwrap.fill(title_of(data), 5 * columns + 20), fontsize=11)
     axes = figure.subplots()
-    _draw_tiles(axes, images, [[_label(sample) for sample in row] for row in samples])
+    _draw_tiles(axes, images, [[_label(sample, data) for sample in row] for row in samples])
     axes.set(xlim=(0, columns), ylim=(len(names), 0), aspect=tall, xticks=[])
     axes.set_yticks(
         [i + 0.6 for i in range(len(names))], [label_of(cid)[:24] for cid in names], fontsize=8, parse_math=False
@@ -120,7 +123,7 @@ def _draw_tiles(axes: Axes, images: list[list[Tensor]], labels: list[list[str]])
             pixels = ((image - low) / max(high - low, 1e-12)).numpy()
             extent = (j + (1 - TILE[0]) / 2, j + (1 + TILE[0]) / 2, i + 0.97, i + 0.97 - TILE[1])
             axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, extent=extent)
-            axes.text(j + 0.5, i + 0.13, labels[i][j], ha="center", va="center", fontsize=7)
+            axes.text(j + 0.5, i + 0.13, labels[i][j], ha="center", va="center", fontsize=7, parse_math=False)
 
 
 def as_image(sample: Any) -> Tensor | None:
@@ -149,11 +152,12 @@ def _entries(sample: Any) -> list[Any]:
     )
 
 
-def _label(sample: Any) -> str:
+def _label(sample: Any, data: FederatedDataModule) -> str:
     label = sample.get("label") if isinstance(sample, Mapping) else (None, *_entries(sample)[1:])[-1]
     if isinstance(label, Tensor):
         label = label.item() if label.numel() == 1 else None
-    return "" if label is None else f"{label:.3g}" if isinstance(label, float) else str(label)
+    name = class_name(data, label)
+    return "" if name is None else f"{name:.3g}" if isinstance(name, float) else str(name)[:MAX_NAME]
 
 
 def _spread(n: int, wanted: int) -> list[int]:

@@ -54,6 +54,7 @@ class TensorRows(Dataset[tuple[Tensor, ...]]):
 
     @property
     def targets(self) -> Tensor:
+        """The rows of the last tensor: the labels."""
         return self.tensors[-1][self.rows]
 
     def __len__(self) -> int:

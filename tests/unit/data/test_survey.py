@@ -254,3 +254,24 @@ def test_a_contact_sheet_has_one_row_per_client_and_a_label_per_image():
 
 def samples_of(n):
     return TensorDataset(torch.rand(n, 784), torch.arange(n))
+
+
+def test_figures_call_classes_by_their_names():
+    data = FederatedDataModule({f"c{i}": samples_of(3) for i in range(2)})
+    data.class_names = ("$a", "b")  # the third class has no name
+    (axes,) = contact_sheet(data).axes
+    assert [text.get_text() for text in axes.texts] == ["$a", "b", "2"] * 2
+    assert survey(data).labels.names == ["$a", "b", 2]
+    shares = histograms(survey(data)).axes[2]
+    assert [tick.get_text() for tick in shares.get_xticklabels()] == ["$a", "b", "2"]
+
+
+def test_contact_sheet_of_femnist_shows_characters():
+    from lightning_fed.datamodules import FEMNIST
+
+    data = FEMNIST()
+    data.prepare_data()
+    data.setup("fit")
+    texts = {text.get_text() for text in contact_sheet(data).axes[0].texts}
+    assert texts <= set(FEMNIST.class_names)
+    assert any(text.isalpha() for text in texts)

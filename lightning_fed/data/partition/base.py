@@ -1,9 +1,4 @@
-"""Partitioners deal the samples of one dataset to clients.
-
-A partitioner is a frozen rule; called with a map-style dataset it returns the indices of every client's samples. The
-draw is a function of ``seed`` and the dataset alone. Rules about labels read the last tensor of a ``TensorDataset``, or
-``dataset.targets``, or else every sample once: its last entry, or its ``"label"``.
-"""
+"""What partitioners are and read, and the usual ones."""
 
 from __future__ import annotations
 
@@ -20,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import is_whole, positive, whole
+from lightning_fed.data.columns import column, column_labels, is_huggingface
 
 Indices = NDArray[np.int64]
 
@@ -28,7 +24,14 @@ MAX_DRAWS = 1000
 
 
 class Partition(ABC):
-    """Law by which the samples of one dataset are dealt to clients."""
+    """Law by which the samples of one dataset are dealt to clients.
+
+    >>> class EvenOdd(Partition):
+    ...     def __call__(self, dataset):
+    ...         return {"even": list(range(0, len(dataset), 2)), "odd": list(range(1, len(dataset), 2))}
+    >>> EvenOdd()(TensorDataset(torch.zeros(5, 2)))
+    {'even': [0, 2, 4], 'odd': [1, 3]}
+    """
 
     @abstractmethod
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
@@ -52,44 +55,13 @@ class ByKey(Partition):
     key: int | str | Callable[[Any], ClientId] | Sequence[ClientId]
 
     def __post_init__(self) -> None:
-        if isinstance(self.key, (torch.Tensor, np.ndarray)):
-            object.__setattr__(self, "key", tuple(self.key.tolist()))
-        elif isinstance(self.key, Sequence) and not isinstance(self.key, str):
-            object.__setattr__(self, "key", tuple(self.key))
-        elif isinstance(self.key, bool) or not (isinstance(self.key, (int, str)) or callable(self.key)):
-            raise ValueError(
-                "ByKey.key must be an index or a name within the sample, a function of the sample, or one client per "
-                f"sample; got {self.key!r}."
-            )
+        check_entry(self, "key", "client")
 
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
-        n = num_samples(dataset, "the dataset")
         dealt: dict[ClientId, list[int]] = {}
-        for index, key in enumerate(self._keys(dataset, n)):
-            dealt.setdefault(_as_client_id(key, index), []).append(index)
+        for index, key in enumerate(entries_of(dataset, self.key, "ByKey.key", "client")):
+            dealt.setdefault(as_client_id(key, f"The key of sample {index}"), []).append(index)
         return dealt
-
-    def _keys(self, dataset: Dataset[Any], n: int) -> Sequence[Any]:
-        key = self.key
-        if isinstance(key, tuple):
-            if len(key) != n:
-                raise ValueError(f"ByKey.key has {len(key)} clients for {n} samples. Give one client per sample.")
-            return key
-        if callable(key):
-            return [key(dataset[i]) for i in range(n)]
-        if (
-            isinstance(key, int)
-            and type(dataset) is TensorDataset
-            and -len(dataset.tensors) <= key < len(dataset.tensors)
-        ):
-            return dataset.tensors[key].tolist()
-        try:
-            return [dataset[i][key] for i in range(n)]
-        except (IndexError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"ByKey.key is {key!r}, but samples have no such entry: they are of type {type(dataset[0]).__name__}. "
-                "Give an index or a name within the sample, a function of it, or one client per sample."
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -110,9 +82,9 @@ class IID(Partition):
 
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
         n = num_samples(dataset, "the dataset")
-        _enough(self, n, self.clients, "one sample per client")
+        enough(self, n, self.clients, "one sample per client")
         order = numpy_generator(self.seed, "IID").permutation(n)
-        return _by_position(np.array_split(order, self.clients))
+        return by_position(np.array_split(order, self.clients))
 
 
 @dataclass(frozen=True)
@@ -142,15 +114,15 @@ class Dirichlet(Partition):
 
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
         n = num_samples(dataset, "the dataset")
-        _enough(self, n, self.clients * self.min_examples, f"{self.min_examples} per client")
+        enough(self, n, self.clients * self.min_examples, f"{self.min_examples} per client")
         rng = numpy_generator(self.seed, "Dirichlet")
-        _, label = np.unique(_classes(dataset), return_inverse=True)
+        _, label = np.unique(classes_of(dataset, self), return_inverse=True)
         held: list[list[Indices]] = [[] for _ in range(self.clients)]
         for c, counts in enumerate(self._counts(np.bincount(label), rng)):
             of_class = rng.permutation(np.flatnonzero(label == c))
             for i, part in enumerate(np.split(of_class, np.cumsum(counts)[:-1])):
                 held[i].append(part)
-        return _by_position([np.concatenate(parts) for parts in held])
+        return by_position([np.concatenate(parts) for parts in held])
 
     def _counts(self, sizes: Indices, rng: np.random.Generator) -> Indices:
         """Samples of each class (rows) by client, of the first draw that gives every client ``min_examples``."""
@@ -193,10 +165,10 @@ class Shards(Partition):
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
         n = num_samples(dataset, "the dataset")
         count = self.clients * self.shards_per_client
-        _enough(self, n, count, "one sample per shard")
+        enough(self, n, count, "one sample per shard")
         shards = np.array_split(np.argsort(labels_of(dataset), kind="stable"), count)
         hands = numpy_generator(self.seed, "Shards").permutation(count).reshape(self.clients, -1)
-        return _by_position([np.concatenate([shards[s] for s in hand]) for hand in hands])
+        return by_position([np.concatenate([shards[s] for s in hand]) for hand in hands])
 
 
 @dataclass(frozen=True)
@@ -222,18 +194,29 @@ class Sizes(Partition):
 
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
         n, total = num_samples(dataset, "the dataset"), sum(self.sizes)
-        _enough(self, n, total, "the sum of sizes")
+        enough(self, n, total, "the sum of sizes")
         order = numpy_generator(self.seed, "Sizes").permutation(n)[:total]
-        return _by_position(np.split(order, np.cumsum(self.sizes)[:-1]))
+        return by_position(np.split(order, np.cumsum(self.sizes)[:-1]))
 
 
 def check_dealt(dealt: Mapping[ClientId, Sequence[int]], n: int) -> None:
-    """Refuse a user's partition with indices that do not exist, or that two clients hold."""
+    """Refuse a partition with a client without samples, indices that do not exist, or that two clients hold.
+
+    >>> check_dealt({"ann": [0, 2], "bob": [1]}, n=3)
+    >>> check_dealt({"ann": [0, 2], "bob": [2]}, n=3)
+    Traceback (most recent call last):
+    ValueError: The partition dealt sample 2 more than once.
+    """
     hands = [np.asarray(held, dtype=np.int64) for held in dealt.values()]
     if not hands:
         raise ValueError("The partition names no clients.")
+    if empty := [cid for cid, held in zip(dealt, hands, strict=True) if not held.size]:
+        raise ValueError(
+            f"The partition gave no samples to client {empty[0]!r} ({len(empty)} of {len(hands)} clients). Leave such"
+            " clients out, or deal to fewer."
+        )
     indices, counts = np.unique(np.concatenate(hands), return_counts=True)
-    if indices.size and not (indices[0] >= 0 and indices[-1] < n):
+    if indices[0] < 0 or indices[-1] >= n:
         raise ValueError(f"The partition dealt indices {indices[0]} to {indices[-1]}; the dataset has 0 to {n - 1}.")
     if (counts > 1).any():
         raise ValueError(f"The partition dealt sample {indices[counts > 1][0]} more than once.")
@@ -256,7 +239,14 @@ def hold_out(indices: Sequence[int], fractions: Mapping[str, float], rng: np.ran
 
 
 def num_samples(dataset: object, name: str) -> int:
-    """``len(dataset)`` of a map-style dataset; refuse other objects, called ``name`` in the error."""
+    """``len(dataset)`` of a map-style dataset; refuse other objects, called ``name`` in the error.
+
+    >>> num_samples([10, 20, 30], "train data")
+    3
+    >>> num_samples(iter([10, 20]), "train data")
+    Traceback (most recent call last):
+    TypeError: train data must be a map-style Dataset, with __getitem__ and __len__; got list_iterator.
+    """
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise TypeError(
@@ -288,6 +278,10 @@ def _find_labels(dataset: Any) -> NDArray[Any]:
     # Exact types: a subclass may change what its samples are.
     if type(dataset) is TensorDataset:
         return dataset.tensors[-1].cpu().numpy()
+    if is_huggingface(dataset):
+        return column_labels(dataset)
+    if type(dataset) is Subset and is_huggingface(dataset.dataset):
+        return column_labels(dataset.dataset, dataset.indices)
     if type(dataset) is Subset:
         return _find_labels(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if type(dataset) is ConcatDataset:
@@ -310,26 +304,69 @@ def _label(sample: Any, index: int) -> Any:
     return label.tolist() if isinstance(label, torch.Tensor) else label
 
 
-def _classes(dataset: Dataset[Any]) -> NDArray[Any]:
+def classes_of(dataset: Dataset[Any], rule: Partition) -> NDArray[Any]:
+    """One class per sample; refuse labels that are real numbers."""
     labels = labels_of(dataset)
     if np.issubdtype(labels.dtype, np.floating) and not np.array_equal(labels, np.rint(labels)):
-        raise ValueError("Dirichlet deals classes, but the labels are real numbers. Use IID, Sizes or Shards.")
+        raise ValueError(
+            f"{type(rule).__name__} deals classes, but the labels are real numbers. Use IID, Sizes, Shards or"
+            " Continuous(by=-1)."
+        )
     return labels
 
 
-def _as_client_id(key: Any, index: int) -> ClientId:
+def check_entry(rule: Partition, name: str, what: str) -> None:
+    """Refuse an argument that does not say where the entry of a sample is; freeze a sequence of entries."""
+    value = getattr(rule, name)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        object.__setattr__(rule, name, tuple(value.tolist()))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        object.__setattr__(rule, name, tuple(value))
+    elif isinstance(value, bool) or not (isinstance(value, (int, str)) or callable(value)):
+        raise ValueError(
+            f"{type(rule).__name__}.{name} must be an index or a name within the sample, a function of the sample, or "
+            f"one {what} per sample; got {value!r}."
+        )
+
+
+def entries_of(dataset: Dataset[Any], key: Any, name: str, what: str) -> Sequence[Any]:
+    """One entry per sample: given, computed from the sample, or found in it; read from memory if possible."""
+    n = num_samples(dataset, "the dataset")
+    if isinstance(key, tuple):
+        if len(key) != n:
+            raise ValueError(f"{name} has {len(key)} {what}s for {n} samples. Give one {what} per sample.")
+        return key
+    if callable(key):
+        return [key(dataset[i]) for i in range(n)]
+    if isinstance(key, int) and type(dataset) is TensorDataset and -len(dataset.tensors) <= key < len(dataset.tensors):
+        return dataset.tensors[key].tolist()
+    if isinstance(key, str) and is_huggingface(dataset):
+        return column(dataset, key)
+    try:
+        return [dataset[i][key] for i in range(n)]
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{name} is {key!r}, but samples have no such entry: they are of type {type(dataset[0]).__name__}. "
+            f"Give an index or a name within the sample, a function of it, or one {what} per sample."
+        ) from error
+
+
+def as_client_id(key: Any, name: str) -> ClientId:
+    """A client's id as a Python number or string; refuse other objects, called ``name`` in the error."""
     if isinstance(key, (torch.Tensor, np.generic, np.ndarray)):
         key = key.tolist()
     if isinstance(key, bool) or not isinstance(key, (int, str)):
-        raise ValueError(f"The key of sample {index} must be a whole number or a string, got {key!r}.")
+        raise ValueError(f"{name} must be a whole number or a string, got {key!r}.")
     return key
 
 
-def _by_position(parts: Sequence[NDArray[Any]]) -> dict[ClientId, list[int]]:
+def by_position(parts: Sequence[NDArray[Any]]) -> dict[ClientId, list[int]]:
+    """Clients 0, 1, 2, ... and their indices, sorted."""
     return {i: np.sort(part).tolist() for i, part in enumerate(parts)}
 
 
-def _enough(partition: Partition, n: int, needed: int, why: str) -> None:
+def enough(partition: Partition, n: int, needed: int, why: str) -> None:
+    """Refuse a dataset that is too small."""
     if n < needed:
         raise ValueError(
             f"{type(partition).__name__} needs at least {needed} samples ({why}), but the dataset has {n}."
