@@ -17,6 +17,7 @@ from jsonargparse import set_parsing_settings
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_fed.cli.bases import BaseParser
+from lightning_fed.cli.interruption import resumable, resume_from, terminable
 from lightning_fed.cli.refusals import check_checkpoint, one_line, refusal, refusal_of_value, unwrapped
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
@@ -52,6 +53,10 @@ def _keep(folder: Path, text: str) -> None:
 
 class FederatedCLI(LightningCLI):
     """Builds any LightningModule, any FederatedDataModule, and a FederatedServer from ``federated:``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with resumable(lambda: resume_from(getattr(self, "trainer", None))):
+            super().__init__(*args, **kwargs)
 
     def instantiate_classes(self) -> None:
         """Report a value that a class refuses as the parser reports a value that it refuses."""
@@ -129,12 +134,14 @@ def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwarg
 def run() -> None:
     """Console script: imports the user's modules from the current folder, as ``python -m`` does.
 
-    A refused setting is one line and exit code 2; an error of another kind keeps its traceback.
+    A refused setting is one line and exit code 2; Ctrl-C is exit code 130, SIGTERM 143; an error of another kind keeps
+    its traceback.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        main()
+        with terminable(), resumable():
+            main()
     except Exception as error:  # one that is no refusal of a setting is raised again
         message = refusal(error)
         if message is None:

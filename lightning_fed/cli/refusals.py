@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import traceback
 import zipfile
 from difflib import get_close_matches
 from pathlib import Path
 from pickle import UnpicklingError
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -122,8 +124,8 @@ def one_line(message: str, longest: int = 800) -> str:
     ...   Given value type: <class 'str'>
     ...   Given value: two''')
     'Parser key "rounds": Expected a int; Given value: two'
-    >>> one_line('Parser key "algorithm": Expected a dot import path string: FedADM')
-    'Parser key "algorithm": There is no class FedADM. Did you mean FedADMM?'
+    >>> one_line('Parser key "sampling": Expected a dot import path string: Unifrom')  # doctest: +ELLIPSIS
+    'Parser key "sampling": There is no class Unifrom. Did you mean Uniform? lightning_fed.sampling has Available, ...
     """
     lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
     kept = [line for line in lines if not _NOISE.fullmatch(line)] or lines
@@ -134,9 +136,20 @@ def one_line(message: str, longest: int = 800) -> str:
 
 
 def _unknown(name: str) -> str:
-    known = [each for module in KNOWN for each in module.__all__]
-    like = get_close_matches(name, known, n=1)
-    return f"There is no class {name}. " + (f"Did you mean {like[0]}?" if like else "Give package.Class.")
+    """Name the nearest class that is known, and the others of its kind; if none is near, the algorithms."""
+    like = get_close_matches(name, _classes(*KNOWN), n=1)
+    kind = next((module for module in KNOWN if like and like[0] in _classes(module)), algorithms)
+    nearest = f"Did you mean {like[0]}?" if like else "Give package.Class, or a short name:"
+    return f"There is no class {name}. {nearest} {kind.__name__} has {', '.join(_classes(kind))}."
+
+
+def _classes(*modules: ModuleType) -> list[str]:
+    return [
+        name
+        for module in modules
+        for name in module.__all__
+        if inspect.isclass(found := getattr(module, name)) and not inspect.isabstract(found)
+    ]
 
 
 def check_checkpoint(ckpt_path: str | Path | None) -> None:

@@ -26,6 +26,7 @@ from lightning_fed.store import (
     verify_snapshot,
     write_sealed,
 )
+from lightning_fed.tracking.runs import RUNS
 from lightning_fed.trainer.checkpoint_io import RECORDS, records_of
 
 DESCRIPTION = """\
@@ -38,7 +39,7 @@ examples:
   lightning-fed checkpoint export runs/last.ckpt --state-dict model.pt --lightning model.ckpt"""
 
 #: Keys of a checkpoint that only the fit that wrote it can use.
-OF_THE_FIT = ("callbacks", "loops", "optimizer_states", "lr_schedulers", RECORDS)
+OF_THE_FIT = ("callbacks", "loops", "optimizer_states", "lr_schedulers", RECORDS, RUNS)
 
 
 class Parser(argparse.ArgumentParser):

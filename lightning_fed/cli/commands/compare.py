@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import wandb
 
@@ -22,6 +23,8 @@ def main(args: list[str] | None = None) -> None:
     parser = _parser()
     asked = parser.parse_args(args)
     default = FAMILY if asked.data is None else ON_WRITERS
+    if asked.quick:
+        default = dict.fromkeys(default, ())
     family: dict[str, tuple[str, ...]] = default if asked.only is None else dict.fromkeys(asked.only, ())
     try:
         runs = _runs(asked, comparison.labels(family))
@@ -43,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=whole_number, help="number of rounds (default: 100)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--sets", type=float, nargs="+", default=[0.0, 0.5, 1.0], help="a = b of the synthetic sets")
+    parser.add_argument("--sets", type=float, nargs="+", help="a = b of the synthetic sets (default: 0 0.5 1)")
     parser.add_argument(
         "--data",
         type=Path,
@@ -52,13 +55,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="run only these: FedAvg FedProx:mu=1 FedAvg+TopK:k=99"
     )
-    parser.add_argument("--quick", action="store_true", help="try it: 3 rounds of 10 steps with one seed")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"try it: {QUICK_ROUNDS} rounds of {QUICK_STEPS} steps with one seed and default settings, on one set",
+    )
     parser.add_argument("--report", action="store_true", help="report on existing runs; run nothing")
     parser.add_argument(
         "--evaluate-every",
         type=whole_number,
-        default=5,
-        help="rounds between evaluations; 1, 2, 3 and the last are always evaluated",
+        help="rounds between evaluations (default: 5); 1, 2, 3 and the last are always evaluated",
     )
     parser.add_argument(
         "--dtype", choices=("float32", "float64"), default="float32", help="precision of the model and the messages"
@@ -75,13 +81,15 @@ def _runs(asked: argparse.Namespace, labels: Sequence[str]) -> list[Run]:
         rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),
         local_steps=QUICK_STEPS if asked.quick else 300,
         dtype=asked.dtype,
-        evaluate_every=asked.evaluate_every,
+        evaluate_every=asked.evaluate_every or (1 if asked.quick else 5),
         evaluate_also=(*FIRST_ROUNDS, *comparison.MARKS),
     )
     real = asked.data is not None
     # runs on synthetic sets are short, but share compiled code; the network of the writers is not compiled
-    execution = Execution(threads=asked.threads, compile="auto" if real else not asked.quick, keep_checkpoint=real)
-    settings = [femnist(asked.data)] if real else [synthetic(s) for s in asked.sets]
+    compile: bool | Literal["auto"] = "auto" if real or asked.quick else True
+    execution = Execution(threads=asked.threads, compile=compile, keep_checkpoint=real and not asked.quick)
+    sets = asked.sets or ([1.0] if asked.quick else [0.0, 0.5, 1.0])
+    settings = [femnist(asked.data, small=asked.quick)] if real else [synthetic(s) for s in sets]
     return [
         Run(setting, label, parse_algorithm(label), seed, out, recipe, execution, experiment="compare")
         for seed in (asked.seeds[:1] if asked.quick else asked.seeds)

@@ -16,7 +16,8 @@ from lightning_fed.cli.experiments.settings import PAIR, femnist, parse_algorith
 from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
 
-QUICK_ROUNDS, QUICK_STEPS = 3, 10
+#: Rounds and local steps with which a quick run visibly learns.
+QUICK_ROUNDS, QUICK_STEPS = 15, 100
 
 
 def main(args: list[str] | None = None) -> None:
@@ -45,7 +46,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("experiment", choices=("synthetic", "femnist", "all"))
     parser.add_argument("--rounds", type=whole_number, help="number of rounds (default: 100)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="try it: 3 rounds of 10 steps with one seed")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"try it: {QUICK_ROUNDS} rounds of {QUICK_STEPS} steps with one seed; on FEMNIST, a small perceptron",
+    )
     parser.add_argument("--also", nargs="+", default=[], metavar="NAME", help="baselines: FedAvg FedProx:mu=0.1 ...")
     parser.add_argument(
         "--data", type=Path, help="FEMNIST as LEAF JSON, npz by writer, parquet or NIST (default: generated)"
@@ -83,7 +88,7 @@ def whole_number(text: str) -> int:
 
 def _runs(name: str, asked: argparse.Namespace) -> list[Run]:
     """All runs of an experiment, ordered by seed, so that pairs of algorithms are complete early."""
-    settings = [femnist(asked.data)] if name == "femnist" else [synthetic(s) for s in asked.sets]
+    settings = [femnist(asked.data, small=asked.quick)] if name == "femnist" else [synthetic(s) for s in asked.sets]
     out: Path = asked.out / "quick" if asked.quick else asked.out
     recipe = Recipe(
         rounds=asked.rounds or (QUICK_ROUNDS if asked.quick else 100),

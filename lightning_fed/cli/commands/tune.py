@@ -15,7 +15,8 @@ import wandb
 from lightning_fed.callbacks.evaluation import OBJECTIVE
 from lightning_fed.callbacks.optuna_pruning import import_optuna
 from lightning_fed.cli.commands.reproduce import whole_number
-from lightning_fed.cli.experiments.drive import quiet, resumable
+from lightning_fed.cli.experiments.drive import quiet
+from lightning_fed.cli.interruption import resumable
 from lightning_fed.cli.refusals import OneLineParser
 from lightning_fed.cli.tuning import report
 from lightning_fed.cli.tuning.config import Config, read_config, resolve, try_config

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tqdm.auto import tqdm
 
+from lightning_fed.cli.experiments.pace import Pace
 from lightning_fed.cli.experiments.run import Run
+from lightning_fed.cli.interruption import check_interrupted, resumable
 from lightning_fed.lightning.package import FABRIC, TRAINER
 
-_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}<{remaining}]"
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} rounds [{elapsed}{postfix}]"
 
 
 def quiet() -> None:
@@ -26,16 +27,6 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", module=TRAINER)
 
 
-@contextmanager
-def resumable() -> Iterator[None]:
-    """When interrupted, say how to resume."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns the first into the second
-        print("\nInterrupted. Repeat the command to resume.")
-        raise SystemExit(130) from None
-
-
 def drive(runs: Sequence[Run]) -> None:
     """Run the unfinished runs, without Lightning's messages."""
     quiet()
@@ -46,8 +37,17 @@ def drive(runs: Sequence[Run]) -> None:
 def _go(runs: Sequence[Run]) -> None:
     total = sum(run.rounds for run in runs)
     done = sum(run.rounds if run.done else run.resumes_at() for run in runs)
-    with tqdm(total=total, initial=done, unit=" rounds", bar_format=_BAR, smoothing=0.05) as bar:
-        for run in runs:
-            if not run.done:
-                bar.set_description_str(f"{run.setting.name} {run.label} seed {run.seed}")
-                run.go(lambda step: bar.update(min(step, bar.total - bar.n)))  # thirds do not add up to one
+    pace = Pace([run for run in runs if not run.done])
+    with tqdm(total=total, initial=done, unit=" rounds", bar_format=_BAR) as bar:
+
+        def tick(step: float) -> None:
+            pace.tick(step)
+            bar.set_postfix_str(pace.left(), refresh=False)
+            bar.update(min(step, bar.total - bar.n))  # thirds do not add up to one
+
+        for run in pace.order:
+            check_interrupted()
+            bar.set_description_str(f"{run.setting.name} {run.label} seed {run.seed}")
+            pace.begin(run)
+            run.go(tick)
+            pace.end()

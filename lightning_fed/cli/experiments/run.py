@@ -173,7 +173,7 @@ class Run:
         if self.execution.keep_checkpoint and not self.diverged:
             trainer.save_checkpoint(self.checkpoint)
         else:
-            self.checkpoint.unlink(missing_ok=True)
+            trainer.strategy.remove_checkpoint(self.checkpoint)  # with the records of clients beside it
 
     def _trainer(self, tick: Callable[[float], None]) -> pl.Trainer:
         recipe, execution = self.recipe, self.execution

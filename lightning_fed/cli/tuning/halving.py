@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from lightning_fed.cli.interruption import check_interrupted
 from lightning_fed.cli.tuning.journal import Journal, Leg, Trial
 from lightning_fed.cli.tuning.plan import Plan
 from lightning_fed.cli.tuning.space import labels
@@ -45,6 +46,7 @@ class Halving:
 
     def _advance(self, trial: Trial, rung: int) -> None:
         """Take a trial to a rung, if it is not there yet."""
+        check_interrupted()
         if len(trial.legs) <= rung:
             self.journal.add(trial, self.go(trial))
             print(self._line(trial, rung), flush=True)

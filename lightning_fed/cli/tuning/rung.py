@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, FinalFigure
+from lightning_fed.callbacks import ClientEvaluation, FederatedCallback
 from lightning_fed.cli.tuning.journal import Leg, State
 from lightning_fed.cli.tuning.plan import Budget, Objective
 from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_results_of
@@ -33,7 +33,6 @@ class Rung(FederatedCallback):
         self.stopped = False  # by another callback, such as early stopping
         self.diverged = ""
         self.known: set[str] = set()
-        self._reader = FinalFigure()  # reads the metrics of a round, without those that are left from earlier rounds
 
     def state_dict(self) -> dict[str, Any]:
         return {"curve": self.curve, "rounds": self.rounds, "sent": self.sent, "stopped": self.stopped}
@@ -51,7 +50,6 @@ class Rung(FederatedCallback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._reader.on_validation_end(trainer, pl_module)
         validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
         if self.objective.name in validated and not trainer.datamodule.has_split("val"):
             raise TestDataError(
@@ -61,8 +59,7 @@ class Rung(FederatedCallback):
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._reader.on_train_epoch_end(trainer, pl_module)
-        row = self._reader.history.pop()
+        row = trainer.fit_loop.server.history[-1]
         self.known |= row.keys()
         self.rounds = int(row["round"]) + 1
         self.sent = int(row["federated/bytes_down"] + row["federated/bytes_up"])

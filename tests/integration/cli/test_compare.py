@@ -65,7 +65,7 @@ def test_table_csv_figure_and_wandb_tell_what_was_run() -> None:
     found = table((out / "compare.md").read_text())
     assert list(found) == ["FedAvg", "FedLin", "FedADMM+Quantize:levels=64"]
     assert [row["clients"] for row in found.values()] == ["10 of 30", "all", "10 of 30"]
-    assert [row["local steps"] for row in found.values()] == ["200", "600", "200"]
+    assert [row["local steps"] for row in found.values()] == ["2,000", "6,000", "2,000"]
     assert [row["full gradients"] for row in found.values()] == ["0", "90", "0"]
     written = csv_rows(str(out / "compare.csv"))
     last = {row["algorithm"]: row for row in written if row["round"] == "2"}

@@ -75,6 +75,8 @@ WRONG = {
     f"fit {SMALL} --federated.clients_per_round=31": "Cannot draw 31 clients per round: the federation has 3",
     f"fit {SMALL} --federated.clients_per_round=two": 'Parser key "federated.clients_per_round": Expected a int',
     f"fit {SMALL} --federated.algorithm=FedADM": "There is no class FedADM. Did you mean FedADMM?",
+    f"fit {SMALL} --federated.algorithm=FedAvgg": "Did you mean FedAvg? lightning_fed.algorithms has Compressed, ",
+    f"fit {SMALL} --federated.algorithm=Nonsense": "lightning_fed.algorithms has Compressed, FedADMM, ",
     f"fit {SMALL} --federated.algorithm.eta=-1": "FedADMM.eta must be positive, got -1.0",
     f"fit {SMALL} --federated.algorithm.eta=abc": "Given value: abc",
     f"fit {SMALL} --federated.algorithm.nothing=1": "Option 'nothing' is not accepted",
@@ -86,7 +88,6 @@ WRONG = {
     f"fit {SMALL} --trainer.devices=0": "devices",
     f"fit {SMALL} --trainer.devices=99": "FederatedServer runs clients on one device",
     f"fit {SMALL} --trainer.max_epochs=-3": "`max_epochs` must be a non-negative integer or -1",
-    f"predict {SMALL}": "predict_dataloader",
     # sizes that do not fit
     f"fit {SMALL} --model.init_args.sizes=[60,5]": "The model does not fit the data: Target",
     f"fit {SMALL} --model.init_args.sizes=[50,10] --trainer.limit_val_batches=0": "does not fit the data: round 0",
