@@ -24,12 +24,14 @@ from lightning_fed.core.personal import Personal
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.records import num_bytes
 from lightning_fed.core.round import Outcome
+from lightning_fed.core.table import Table
 from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
-from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, set_linker
+from lightning_fed.evaluation.client_rows import Measured, client_rows
+from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_results_of
 from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
@@ -39,11 +41,13 @@ from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
+from lightning_fed.tracking.runs import RUNS, runs_of, tell_of_new_runs
 from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO, link_last
 from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
+from lightning_fed.trainer.history import History
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
-from lightning_fed.trainer.loops import ENDED, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
+from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
 EngineName = Literal["auto", "sequential", "vectorized"]
@@ -85,6 +89,31 @@ class FederatedServer(FederatedCallback):
             :class:`~lightning_fed.core.FailurePolicy` with bounds and limits (docs/failures.md).
         personal: pattern of names, or a list of them, of the parameters and buffers that stay with the client, such as
             ``"head.*"``: each client trains its own, and never sends it (docs/personal.md).
+
+    Two clients want the lines 2x + 1 and 4x + 3; the federation finds the best line for both:
+
+    >>> import pytorch_lightning as pl
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> class Line(pl.LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(1, 1)
+    ...
+    ...     def training_step(self, batch):
+    ...         x, y = batch
+    ...         return (self.layer(x) - y).square().mean()
+    ...
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> clients = {"ann": TensorDataset(x, 2 * x + 1), "bob": TensorDataset(x, 4 * x + 3)}
+    >>> line, server = Line(), FederatedServer(FedADMM(eta=1.0), local_steps=10)
+    >>> trainer = pl.Trainer(max_epochs=20, callbacks=[server], barebones=True)  # without logs, bars and checkpoints
+    >>> trainer.fit(line, datamodule=FederatedDataModule(clients, batch_size=20))
+    >>> round(line.layer.weight.item(), 2), round(line.layer.bias.item(), 2), server.rounds_done
+    (3.0, 2.0, 20)
     """
 
     is_server = True
@@ -160,15 +189,60 @@ class FederatedServer(FederatedCallback):
         self._module: pl.LightningModule | None = None
         self._player: RoundPlayer | None = None
         self._restored: dict[str, Any] | None = None
+        self._history = History()
+        self._data: Any = None  # the datamodule of the last fit, validation or test
+        self._measured = Measured()
         self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
         self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
 
     @property
     def rounds_done(self) -> int:
+        """Number of rounds that are committed."""
         return max(0, self.federation.rounds_done) if self.federation else 0
+
+    # -- results as data ----------------------------------------------------------------------------------------
+
+    @property
+    def history(self) -> Table:
+        """One row per round: its number ``round``, every ``federated/*`` metric, and whatever else was logged in it.
+
+        It goes on after a resume. A metric that was not logged in a round, such as one that is evaluated every ten
+        rounds, is missing in its row (docs/results_as_data.md).
+        """
+        loop = None if self._trainer is None else self._trainer.fit_loop
+        if self._trainer is not None and isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage != IDLE:
+            self.note_round(self._trainer, ended=False)  # a round that is committed, but not validated or ended yet
+        return self._history.table
+
+    def note_round(self, trainer: pl.Trainer, ended: bool) -> None:
+        """Add to the history what the last round has logged so far, or in all if it has just ``ended``."""
+        results = results_of(trainer)
+        # not trainer.callback_metrics, which also holds metrics of earlier rounds
+        self._history.add(self.rounds_done - 1, results.ended if ended else results.metrics(on_step=False)["callback"])
+
+    def note_metrics(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics that were measured after a round had ended to the history."""
+        self._history.add(round, metrics)
+
+    @property
+    def clients(self) -> Table:
+        """One row per client, in the order of the data: its id, samples, visits, metrics, bytes and local steps.
+
+        Metrics are those of the last evaluation in the fit, or of the last ``trainer.validate`` or ``trainer.test``:
+        of the server's model by split (``test_loss``), and of the client's own model on held-out data (``own_loss``)
+        where the evaluation measured it (docs/results_as_data.md).
+        """
+        if self._data is None:
+            raise ValueError("There are no results by client yet. Read server.clients in or after trainer.fit or test.")
+        return client_rows(self._data, self.federation, self._measured)
+
+    def note_clients(self, trainer: pl.Trainer, measured: Measured) -> None:
+        """Keep the results of an evaluation by client."""
+        self._data, self._measured = trainer.datamodule, measured
 
     @property
     def local_work(self) -> LocalWork:
+        """The work of a visit, and its seed."""
         seconds = self.on_client_error.max_seconds
         return LocalWork(self.seed, self.local_steps, self.local_epochs, self.local_tolerance, seconds=seconds)
 
@@ -187,6 +261,7 @@ class FederatedServer(FederatedCallback):
 
     @property
     def seed(self) -> int:
+        """Seed of the run: as given, else that of ``seed_everything``, else 0."""
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._given_seed is None else self._given_seed
 
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
@@ -195,13 +270,12 @@ class FederatedServer(FederatedCallback):
         check_packages(trainer, pl_module)
         if stage == "fit":
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
-        if self.figure:
-            add_figure(trainer, pl_module)
         if stage != "fit":
             return
         if self._trainer is not trainer:
             self._forget()
             self._trainer = trainer
+        self._data = trainer.datamodule
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
         if self.federation is not None and self.rounds_done:
@@ -222,6 +296,8 @@ class FederatedServer(FederatedCallback):
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)
+        if self.figure:
+            add_figure(trainer, pl_module)
         trainer.fit_loop.clock.prepare()
         if self._player is not None:
             self._player.begin_fit(self._round_settings())
@@ -238,6 +314,7 @@ class FederatedServer(FederatedCallback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        tell_of_new_runs(trainer.loggers, checkpoint.get(RUNS, ()))
         named = checkpoint.get(RECORDS)
         self._records = None if named is None else Path(named["path"])
 
@@ -257,7 +334,7 @@ class FederatedServer(FederatedCallback):
         federation = self.federation.state_dict() if self.federation else None
         failed = self._player.failed.in_a_row if self._player else {}
         settings = {"seed": self.seed, "settings": self._settings(), "failed_in_a_row": dict(failed)}
-        return {**settings, "federation": federation}
+        return {**settings, "federation": federation, "history": list(self.history)}
 
     def _settings(self) -> dict[str, Any]:
         """Settings besides the algorithm that decide the results of a run."""
@@ -310,6 +387,7 @@ class FederatedServer(FederatedCallback):
             federation = self._begin(trainer, saved)
             assert self._player is not None
             self._player.failed.in_a_row = dict(self._restored.get("failed_in_a_row", {}))
+            self._history = History(self._restored.get("history", ()))
             restore_state(trainer.lightning_module, federation.buffers)
             self._show_server()
         self._restored = None
@@ -336,6 +414,8 @@ class FederatedServer(FederatedCallback):
     ) -> None:
         if self._player is not None and self._player.workspace is not None:
             self._player.workspace.server_checkpoint(checkpoint)
+        if runs := runs_of(trainer.loggers):
+            checkpoint[RUNS] = runs
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -355,6 +435,9 @@ class FederatedServer(FederatedCallback):
                     f"Validation changed parameter {name}. It is the server's again: evaluation trains nothing.",
                     stacklevel=2,
                 )
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
+            self._history.add(self.rounds_done - 1, validated)
         self._reached(trainer, VALIDATED)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -474,6 +557,7 @@ class FederatedServer(FederatedCallback):
                 "local_loss_max": max(known),
             }
         self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
+        self._history.add(self.report.round, self.report.logged)
         return self.report
 
     def _start(self, federation: Federation) -> dict[ClientId, Failure]:
@@ -511,8 +595,7 @@ class FederatedServer(FederatedCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
         if not trainer.barebones:
-            known = {f"federated/{name}": value for name, value in self.report.metrics.items() if value == value}
-            log_numbers(trainer, "on_train_batch_end", known)
+            log_numbers(trainer, "on_train_batch_end", self.report.logged)
         notify(trainer, "on_round_end", self.report)
 
     def on_before_optimizer_step(

@@ -28,6 +28,13 @@ class Confusion(pl.Callback):
     Args:
         path: PNG file for the matrix, in addition to the loggers.
         top: number of pairs in the table.
+
+    Add it to the trainer's callbacks; it fills ``matrix`` and ``names`` when the fit ends. Here by hand:
+
+    >>> confusion = Confusion(top=3)
+    >>> confusion.names, confusion.matrix = ["cat", "dog"], torch.tensor([[8, 2], [0, 10]])
+    >>> confusion.mistakes()  # true class, taken for, how often, of how many
+    [('cat', 'dog', 2, 10)]
     """
 
     def __init__(self, path: str | Path | None = None, top: int = 10) -> None:
@@ -49,7 +56,7 @@ class Confusion(pl.Callback):
         for scores, y in found:
             matrix.index_put_((y.cpu(), scores.argmax(1).cpu()), torch.tensor(1), accumulate=True)
         self.matrix = matrix
-        self.names = getattr(data, "class_names", None) or [str(i) for i in range(classes)]
+        self.names = list(getattr(data, "class_names", ())) or [str(i) for i in range(classes)]
         step = trainer.global_step - 1
         log_table(trainer.loggers, "confusion/table", ["true", "taken for", "times", "of"], self.mistakes(), step)
         if self.path is None and not trainer.loggers:

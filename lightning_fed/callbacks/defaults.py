@@ -23,7 +23,7 @@ from lightning_fed.lightning import (
 
 
 def add_figure(trainer: pl.Trainer, module: pl.LightningModule) -> None:
-    """Add the figure in every stage: its state is in checkpoints, so that loading one needs it."""
+    """Add the figure after the evaluation, so that it has what is evaluated when the fit ends."""
     if not trainer.fast_dev_run and not trainer.barebones:
         _add(trainer, module, FinalFigure)
 

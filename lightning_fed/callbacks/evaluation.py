@@ -13,6 +13,7 @@ from lightning_fed.callbacks.client_tables import log_clients, log_spreads
 from lightning_fed.core.labels import label_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.validation import one_of, whole
+from lightning_fed.evaluation.client_rows import Measured, client_rows
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.evaluation.names import SPREAD
 from lightning_fed.evaluation.results import ClientEvaluations, Spread
@@ -29,12 +30,10 @@ OBJECTIVE = "federated/objective"
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
-    """The server's model by split, clients' own models if there is a table, the gradient mapping if it is logged."""
+class _Measured(Measured):
+    """Results by client, with clients' own models if there is a table, and the gradient mapping if it is logged."""
 
-    splits: dict[str, ClientEvaluations]
-    own: ClientEvaluations | None
-    gradient_mapping: float
+    gradient_mapping: float = math.nan
 
 
 class ClientEvaluation(FederatedCallback):
@@ -60,6 +59,20 @@ class ClientEvaluation(FederatedCallback):
             the name of the metric says so, or where they are wrong.
         spread: the splits whose spread over clients is logged: ``held_out`` (training data if there are no others),
             ``all`` or ``none``. The tables have them all.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))}, batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> server = FederatedServer(FedAvg())
+    >>> trainer = pl.Trainer(max_epochs=20, callbacks=[server, ClientEvaluation(every_n_rounds=10)], **quiet)
+    >>> trainer.fit(MLP((2, 2), lr=1.0), datamodule=data)
+    >>> float(trainer.callback_metrics["federated/train_accuracy"])
+    1.0
     """
 
     def __init__(
@@ -105,7 +118,7 @@ class ClientEvaluation(FederatedCallback):
 
     def _measure(self, trainer: pl.Trainer, federation: Federation, evaluate: bool, table: bool) -> _Measured:
         splits = evaluate_splits(trainer, federation.expelled)
-        own = evaluate_own(trainer, federation, list(splits)[-1]) if table and trainer.loggers else None
+        own = evaluate_own(trainer, federation, list(splits)[-1]) if table else None
         mapping = stationarity(trainer, federation) if evaluate and self.gradient_mapping else math.nan
         return _Measured(splits, None if own is None else ClientEvaluations(own), mapping)
 
@@ -117,6 +130,7 @@ class ClientEvaluation(FederatedCallback):
         measured, self._measured = self._measured, None
         if measured is None or measured.splits["train"].by_client.keys() != federation.weights.keys():  # others by now
             measured = self._measure(trainer, federation, evaluate, table)
+        trainer.fit_loop.server.note_clients(trainer, measured)
         spreads = self._spreads(measured.splits)
         report.worst_clients.update({name: s.client for name, s in spreads.items() if s.client is not None})
         if evaluate:
@@ -135,9 +149,11 @@ class ClientEvaluation(FederatedCallback):
             return
         federation = _federation(trainer)
         measured = self._measure(trainer, federation, self._evaluated != last, table=True)
+        trainer.fit_loop.server.note_clients(trainer, measured)
         spreads = self._spreads(measured.splits)
         if self._evaluated != last:
             metrics = self._metrics(federation, measured, spreads)
+            trainer.fit_loop.server.note_metrics(last, metrics)
             for logger in trainer.loggers:
                 logger.log_metrics({**metrics, "epoch": last}, step=last)
                 logger.save()
@@ -210,9 +226,10 @@ class ClientEvaluation(FederatedCallback):
         worst = [f"{name} {s.worst:.4g} ({label_of(s.client)})" for name, s in spreads.items() if s.client is not None]
         if worst:
             log.info("Worst clients of round %d: %s", round, ", ".join(worst))
-        if measured.own is None:  # there is no logger
+        assert measured.own is not None
+        if not trainer.loggers:
             return
-        log_clients(trainer, _federation(trainer), measured.splits, measured.own, round)
+        log_clients(trainer, client_rows(trainer.datamodule, _federation(trainer), measured), round)
         log_spreads(trainer, {**spreads, **self._spreads({"own": measured.own})}, round)
 
 

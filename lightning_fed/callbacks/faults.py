@@ -6,7 +6,7 @@ from math import nan
 from lightning_fed.core.failures import DROPPED, NOT_FINITE, TOO_FAR, TOO_SLOW, Fault, FaultKind
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
-from lightning_fed.core.validation import is_number, is_whole, whole
+from lightning_fed.core.validation import is_number, is_whole, shown, whole
 from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import FederatedCallback
 
@@ -63,7 +63,7 @@ class Faults(FederatedCallback):
             raise ValueError("Faults.rate names clients already. Leave clients out, or give one rate for all of them.")
         for value in self.rate.values() if isinstance(self.rate, Mapping) else [self.rate]:
             if not is_number(value) or not 0 <= value <= 1:
-                raise ValueError(f"Faults.rate must be a probability in [0, 1], got {value!r}.")
+                raise ValueError(f"Faults.rate must be a probability in [0, 1], got {shown(value)}.")
         for round in self.trace:
             if not is_whole(round) or round < -1:
                 raise ValueError(f"Faults.trace must name rounds, whole numbers from -1, got {round!r}.")

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_fed.core.table import Table
 from lightning_fed.evaluation.names import ACCURACY, LOSS, SPREAD
-from lightning_fed.lightning import pl, results_of, validation_results_of
+from lightning_fed.lightning import pl
 from lightning_fed.tracking.wandb import log_figure
+from lightning_fed.trainer.hooks import is_server
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,40 +28,43 @@ MOST_FURTHER, MOST_COLUMNS = 4, 3
 
 
 class FinalFigure(pl.Callback):
-    """Keeps every metric of every round, and draws them by round and by megabytes when the fit ends.
+    """Draws the metrics of all rounds (``server.history``) by round and by megabytes when the fit ends.
 
     It draws loss and accuracy, and up to four further metrics, each with a band to its worst decile of clients.
 
     Args:
         path: PNG file for the figure, in addition to the loggers.
         title: heading of the figure; the description of the data follows below it.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))}, batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> server, figure = FederatedServer(FedAvg()), FinalFigure()
+    >>> trainer = pl.Trainer(max_epochs=3, callbacks=[server, figure], **quiet)
+    >>> trainer.fit(MLP((2, 2), lr=1.0), datamodule=data)
+    >>> [row["round"] for row in figure.history]
+    [0, 1, 2]
+    >>> figure.history[2]["federated/objective"] < figure.history[0]["federated/objective"]
+    True
     """
 
     def __init__(self, path: str | Path | None = None, title: str | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.title = title
-        self.history: list[dict[str, float]] = []
-        self._validated: dict[str, Any] = {}
+        self._server: Any = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history}
+    @property
+    def history(self) -> Table:
+        """``server.history``, which the figure draws."""
+        return Table() if self._server is None else self._server.history
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = list(state_dict["history"])
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # not trainer.callback_metrics, which also holds metrics of earlier rounds
-        trained = results_of(trainer).metrics(on_step=False)["callback"]
-        metrics = (
-            {**trained, **self._validated} if trained else trainer.callback_metrics
-        )  # a resumed round has only these
-        self._validated = {}
-        numbers = {name: float(v) for name, v in metrics.items() if v.numel() == 1}
-        self.history.append({"round": trainer.current_epoch, **numbers})
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._server = next((callback for callback in trainer.callbacks if is_server(callback)), None)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._finish(trainer)

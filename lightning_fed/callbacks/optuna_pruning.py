@@ -5,7 +5,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_fed.callbacks.evaluation import OBJECTIVE
-from lightning_fed.callbacks.figure import FinalFigure
 from lightning_fed.engines.failed_clients import is_divergence
 from lightning_fed.lightning import pl
 from lightning_fed.trainer.hooks import FederatedCallback
@@ -42,18 +41,13 @@ class OptunaPruning(FederatedCallback):
     def __init__(self, trial: Trial, monitor: str = OBJECTIVE) -> None:
         self._pruned: type[Exception] = import_optuna("OptunaPruning").TrialPruned
         self.trial, self.monitor = trial, monitor
-        self._rounds = FinalFigure()  # reads the metrics of a round, without those that are left from earlier rounds
         self._reports = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reports = 0
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rounds.on_validation_end(trainer, pl_module)
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rounds.on_train_epoch_end(trainer, pl_module)
-        row = self._rounds.history.pop()
+        row = trainer.fit_loop.server.history[-1]
         if self.monitor not in row:  # this round was not evaluated
             return
         done, value = int(row["round"]) + 1, row[self.monitor]

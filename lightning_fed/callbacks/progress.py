@@ -73,6 +73,14 @@ class FederatedProgressBar(RoundBar, TQDMProgressBar):
     """Shows the round, the visited client, its step and its loss; the bar counts the clients of the round.
 
     Where the output is no terminal, prints a line at the end of each round instead.
+
+    ``FederatedServer`` puts it in the place of Lightning's bar. To set it up yourself, add it to the callbacks:
+
+    >>> import pytorch_lightning as pl
+    >>> bar = FederatedProgressBar(refresh_rate=10)
+    >>> trainer = pl.Trainer(callbacks=[bar], logger=False, enable_checkpointing=False)
+    >>> trainer.progress_bar_callback is bar
+    True
     """
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:

@@ -11,16 +11,27 @@ from lightning_fed.lightning import RichBar, pl
 
 
 class FederatedRichProgressBar(RoundBar, RichBar):
-    """As ``FederatedProgressBar``, drawn by rich, on a terminal; takes the arguments of ``RichProgressBar``."""
+    """As ``FederatedProgressBar``, drawn by rich, on a terminal; takes the arguments of ``RichProgressBar``.
+
+    >>> import pytorch_lightning as pl
+    >>> bar = FederatedRichProgressBar(refresh_rate=10)
+    >>> trainer = pl.Trainer(callbacks=[bar], logger=False, enable_checkpointing=False)
+    >>> trainer.progress_bar_callback is bar
+    True
+    """
 
     def describe(self, epoch: int) -> str:
+        """The title of the bar of a round."""
         return title_of(self.trainer, epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         # rich has replaced the standard streams by ones that write above its bars; loggers still have the old ones
         self._moved = [
-            (handler, handler.stream) for logger in console_loggers() for handler in console_handlers(logger)
+            (handler, handler.stream)
+            for logger in console_loggers()
+            for handler in console_handlers(logger)
+            if "stream" in vars(handler)  # others, such as logging's last resort, look the stream up themselves
         ]
         for handler, stream in self._moved:
             handler.setStream(sys.stdout if stream is behind(sys.stdout) else sys.stderr)

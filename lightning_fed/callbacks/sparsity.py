@@ -23,6 +23,21 @@ class Sparsity(FederatedCallback):
 
     Args:
         on: patterns of the trainable parameters that count, as a ``g`` takes them; all by default.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.models import MLP
+    >>> from lightning_fed.prox import L1
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))}, batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> server = FederatedServer(FedADMM(g=L1(100.0)))  # so strong that nothing is left
+    >>> trainer = pl.Trainer(max_epochs=2, callbacks=[server, Sparsity()], **quiet)
+    >>> trainer.fit(MLP((2, 2), lr=0.01), datamodule=data)
+    >>> {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("sparsity/")}
+    {'sparsity/zeros': 1.0, 'sparsity/layers.0.weight': 1.0, 'sparsity/layers.0.weight/filters': 2.0, ...}
     """
 
     def __init__(self, on: Patterns = None) -> None:

@@ -42,6 +42,22 @@ class TheoryMeter(FederatedCallback):
         gamma4: of :func:`~lightning_fed.theory.bounds.eta_min`.
         iterations: most passes over a client's data to find its curvature.
         certificates: whether to measure how exact the cohort's replies are, with a pass over the data of each client.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.models import MLP
+    >>> from lightning_fed.theory import eta_min
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))}, batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> server = FederatedServer(FedADMM(eta=5.0))
+    >>> trainer = pl.Trainer(max_epochs=2, callbacks=[server, TheoryMeter()], **quiet)
+    >>> trainer.fit(MLP((2, 2), lr=0.01), datamodule=data)
+    >>> L, bound = (float(trainer.callback_metrics[f"theory/{name}"]) for name in ("L", "eta_min"))
+    >>> abs(bound - eta_min(L, gamma4=0.05)) < 1e-6, bound < 5.0  # the penalty is large enough
+    (True, True)
     """
 
     def __init__(

@@ -18,6 +18,21 @@ class LocalTolerance(FederatedCallback):
     Logs ``federated/steps_by_client`` (mean over the cohort), ``federated/local_residual`` (the largest norm of a local
     problem's gradient at the end of a visit) and ``federated/unreached`` (clients that ran out of steps before the
     tolerance held), and warns of the first such client.
+
+    >>> import pytorch_lightning as pl
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from lightning_fed import FederatedDataModule, FederatedServer
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.models import MLP
+    >>> data = FederatedDataModule({"ann": TensorDataset(torch.eye(2), torch.tensor([0, 1]))}, batch_size=2)
+    >>> quiet = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    >>> server = FederatedServer(FedADMM(eta=1.0), local_epochs=50, local_tolerance=0.1)
+    >>> trainer = pl.Trainer(max_epochs=2, callbacks=[server], **quiet)
+    >>> trainer.fit(MLP((2, 2), lr=0.5), datamodule=data)
+    >>> metrics = trainer.callback_metrics
+    >>> float(metrics["federated/unreached"]), bool(metrics["federated/local_residual"] <= 0.1)
+    (0.0, True)
     """
 
     def __init__(self) -> None:

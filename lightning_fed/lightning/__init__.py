@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -242,6 +242,23 @@ def restore_callback_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> No
 def checkpoint_connector(trainer: pl.Trainer) -> Any:
     """The trainer's object that writes checkpoints."""
     return trainer._checkpoint_connector
+
+
+def tell_checkpoints(trainer: pl.Trainer) -> None:
+    """Have ``go_on_from(path)`` of loggers called before they open their run, with the checkpoint of each stage.
+
+    Lightning opens runs before it calls a hook of callbacks, and tells the path of the checkpoint only later.
+    """
+    connector = trainer._checkpoint_connector
+    vars(connector)["_select_ckpt_path"] = partial(_select_and_tell, connector)
+
+
+def _select_and_tell(connector: Any, *args: Any, **kwargs: Any) -> Any:
+    path = type(connector)._select_ckpt_path(connector, *args, **kwargs)
+    for logger in connector.trainer.loggers:
+        if hasattr(logger, "go_on_from"):
+            logger.go_on_from(path)
+    return path
 
 
 def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:

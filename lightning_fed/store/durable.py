@@ -28,6 +28,7 @@ class WriteError(OSError):
 
     @classmethod
     def of(cls, path: Path, size: int, cause: OSError) -> WriteError:
+        """The error that a failed write of ``size`` bytes to ``path`` becomes."""
         return cls(cause.errno, f"Cannot write {path} ({size:,} bytes): {cause.strerror or cause}")
 
 

@@ -55,6 +55,7 @@ class Record:
 
     @classmethod
     def of(cls, client: ClientId, memory: Memory, round: int) -> Record:
+        """The record of a client's memory after ``round``."""
         tensors = {} if memory.state is None else tensors_of(memory.state)
         return cls(client, round, tensors, memory.buffers, memory.visits, memory.cost, memory.layout)
 

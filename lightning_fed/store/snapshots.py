@@ -107,7 +107,20 @@ def _files(snapshot: Path) -> list[str]:
 
 
 def memories_in(folder: Path | str, build: Build) -> dict[ClientId, Memory]:
-    """All memories of a snapshot, verified, in RAM; ``build`` makes a state of its tensors and their layout."""
+    """All memories of a snapshot, verified, in RAM; ``build`` makes a state of its tensors and their layout.
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.store import DiskStore
+    >>> folder, fresh = Path(mkdtemp()), lambda: FedAvg().init_client(torch.zeros(2))
+    >>> with DiskStore(folder / "store", fresh) as store:
+    ...     store.commit(1, {"ann": Memory(fresh(), visits=3)}, server={})
+    ...     made = store.snapshot(folder / "saved")
+    >>> found = memories_in(folder / "saved", build=lambda tensors, layout: fresh())
+    >>> {client: memory.visits for client, memory in found.items()}
+    {'ann': 3}
+    """
     folder = Path(folder)
     read_manifest(folder)
     index, found = Index.of_snapshot(folder / "index.sqlite3"), {}
@@ -122,7 +135,19 @@ def memories_in(folder: Path | str, build: Build) -> dict[ClientId, Memory]:
 
 
 def summaries_in(folder: Path) -> dict[ClientId, Summary]:
-    """Visits, cost and bytes of all clients of a snapshot, without reading their records."""
+    """Visits, cost and bytes of all clients of a snapshot, without reading their records.
+
+    >>> from tempfile import mkdtemp
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> from lightning_fed.store import DiskStore
+    >>> folder, fresh = Path(mkdtemp()), lambda: FedAvg().init_client(torch.zeros(2))
+    >>> with DiskStore(folder / "store", fresh) as store:
+    ...     store.commit(1, {"ann": Memory(fresh(), visits=3)}, server={})
+    ...     made = store.snapshot(folder / "saved")
+    >>> summaries_in(folder / "saved")["ann"].visits
+    3
+    """
     read_manifest(folder)
     index = Index.of_snapshot(folder / "index.sqlite3")
     try:

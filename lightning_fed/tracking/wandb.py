@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from lightning_fed.lightning import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning_fed.tracking.runs import read_runs, run_to_continue
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,11 +25,21 @@ Row = Sequence[Any]
 class AutoWandbLogger(WandbLogger):
     """Lightning's W&B logger that works offline when there is no key, and online when there is one.
 
+    A fit or a test that starts from a checkpoint continues the run of that checkpoint, if it has the same project and,
+    where a name is given, the same name. ``resume="never"`` starts a new run; so does another ``id``.
+
     Args:
         project: W&B project.
         save_dir: folder of the run's files.
         offline: whether to log offline; decided by the key if None.
         kwargs: other arguments of Lightning's ``WandbLogger``.
+
+    >>> import tempfile
+    >>> from unittest.mock import patch
+    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"WANDB_MODE": "offline"}):
+    ...     logger = AutoWandbLogger(project="demo", save_dir=f"{folder}/runs")  # the run itself begins with the fit
+    ...     os.path.isdir(logger.save_dir)
+    True
     """
 
     def __init__(
@@ -46,10 +57,42 @@ class AutoWandbLogger(WandbLogger):
         save_dir = os.path.abspath(save_dir)  # W&B's own process may have been started in another folder
         os.makedirs(save_dir, exist_ok=True)
         super().__init__(project=project, save_dir=save_dir, name=name, offline=offline, **kwargs)
+        self._first_step = 0
+
+    def go_on_from(self, checkpoint: Any) -> None:
+        """Continue the run of a checkpoint, or the run of this logger that ``wandb.finish()`` has ended.
+
+        Called before each fit, validation, test and prediction of a federation, with the checkpoint it starts from.
+        """
+        import wandb
+
+        if self._experiment is not None:
+            if wandb.run is None and not self._experiment.disabled:
+                self._wandb_init["id"], self._experiment = self._experiment.id, None
+            return
+        runs, step = read_runs(checkpoint)
+        chosen = self._wandb_init["id"] or os.environ.get("WANDB_RUN_ID")
+        if chosen or wandb.run is not None or self._wandb_init["resume"] == "never":
+            return
+        self._wandb_init["id"] = run_to_continue(runs, self._project, self._name)
+        if self._wandb_init["id"] is not None:
+            self._first_step = step
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log values; those of a test in a new process belong to the round of its checkpoint, not to round 0."""
+        super().log_metrics(metrics, step if step is None else max(step, self._first_step))
 
 
 def has_wandb_key() -> bool:
-    """Whether W&B could log in: by the mode that is set, else a key in the environment or in netrc."""
+    """Whether W&B could log in: by the mode that is set, else a key in the environment or in netrc.
+
+    >>> from unittest.mock import patch
+    >>> for mode in ("online", "offline"):
+    ...     with patch.dict(os.environ, {"WANDB_MODE": mode}):
+    ...         print(mode, has_wandb_key())
+    online True
+    offline False
+    """
     if mode := os.environ.get("WANDB_MODE"):
         return mode == "online"
     if os.environ.get("WANDB_API_KEY"):
@@ -73,6 +116,13 @@ def log_table(
     """Log one row per client, in each logger's own form; unknown values stay blank.
 
     ``histograms`` are distributions over the rows, by name; a CSV log has the values in the table already.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     logger = CSVLogger(folder)
+    ...     log_table([logger], "clients", ["client", "loss"], [["ann", 0.5], ["bob", float("nan")]], step=3)
+    ...     Path(logger.log_dir, "clients.csv").read_text().split()
+    ['step,client,loss', '3,ann,0.5', '3,bob,']
     """
     rows = [[None if isinstance(cell, float) and math.isnan(cell) else cell for cell in row] for row in rows]
     histograms = histograms or {}
@@ -112,7 +162,16 @@ def _append(path: Path, columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
-    """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log."""
+    """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log.
+
+    >>> import tempfile
+    >>> from matplotlib.figure import Figure
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     logger = CSVLogger(folder)
+    ...     log_figure([logger], "curves/loss", Figure(figsize=(1, 1)), step=3)
+    ...     [path.name for path in Path(logger.log_dir).glob("*.png")]
+    ['curves_loss.png']
+    """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb

@@ -70,6 +70,11 @@ class RoundReport:
     worst_clients: dict[str, ClientId] = field(default_factory=dict)
 
     @property
+    def logged(self) -> dict[str, float]:
+        """The metrics that are numbers, by the names that loggers get: ``federated/clients`` and so on."""
+        return {f"federated/{name}": value for name, value in self.metrics.items() if value == value}
+
+    @property
     def local_loss(self) -> float:
         """Mean of the local losses that were reported."""
         known = [loss for loss in self.losses.values() if loss == loss]
@@ -84,6 +89,15 @@ class FederatedCallback(pl.Callback):
 
     ``reads_module`` is False for a callback that never reads the module in a hook about a visit, so that clients
     may be trained in stacks or worker processes; ``is_server`` is True for the callback that runs the federation.
+
+    >>> class Printer(FederatedCallback):
+    ...     reads_module = False
+    ...
+    ...     def on_round_end(self, trainer, module, report):
+    ...         print(f"round {report.round}: loss {report.local_loss} of {report.cohort}")
+    >>> report = RoundReport(round=3, cohort=["ann", "bob"], losses={"ann": 0.5, "bob": 1.5}, metrics={})
+    >>> Printer().on_round_end(None, None, report)  # as a fit does after every round
+    round 3: loss 1.0 of ['ann', 'bob']
     """
 
     reads_module = True

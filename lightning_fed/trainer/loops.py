@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -62,6 +63,8 @@ class RunsRounds(Protocol):
 
     def check_untouched(self, trainer: pl.Trainer) -> None: ...
 
+    def note_round(self, trainer: pl.Trainer, ended: bool) -> None: ...
+
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None: ...
 
 
@@ -69,6 +72,7 @@ class RoundResults(ResultCollection):
     """Logged values of a round: per-step values become sample-weighted means over the round's clients."""
 
     complete = False
+    ended: Mapping[str, Any] = MappingProxyType({})  # values of the round whose values were reset last
 
     def __setitem__(self, key: str, metric: Any) -> None:
         # Lightning moves a metric's whole state on every log, which costs more than a small model's step
@@ -84,6 +88,12 @@ class RoundResults(ResultCollection):
         if on_step and not self.complete:
             return {"callback": {}, "log": {}, "pbar": {}}
         return super().metrics(on_step=False)
+
+    def reset(self, metrics: bool | None = None, fx: str | None = None) -> None:
+        """Keep the values in ``ended`` where all are reset: Lightning does so before the fit loop's epoch has ended."""
+        if metrics is None and fx is None:
+            self.ended = {**self.metrics(on_step=False)["callback"]}
+        super().reset(metrics, fx)
 
 
 def log_numbers(trainer: pl.Trainer, fx: str, numbers: Mapping[str, float]) -> None:
@@ -240,6 +250,7 @@ class FederatedFitLoop(FitLoop):
 
     def on_advance_end(self) -> None:
         super().on_advance_end()
+        self.server.note_round(self.trainer, ended=True)
         self.server.check_untouched(self.trainer)
         self.epoch_loop.stage = IDLE
 

@@ -27,6 +27,7 @@ class OfflineRun:
     """History (one row per logged step), config, summary, and the names of media files, below ``folder/files``."""
 
     folder: Path
+    id: str = ""
     name: str = ""
     group: str = ""
     job_type: str = ""
@@ -59,13 +60,24 @@ def _written(root: Path, timeout: float) -> list[Path]:
 def read_run(root: Path, timeout: float = 60.0) -> OfflineRun:
     """The only offline run below ``root``; finish it first."""
     (path,) = _written(root, timeout)
-    run = OfflineRun(path.parent)
-    for record in _finished(path, timeout):
+    return _read(path, _finished(path, timeout))
+
+
+def read_parts(root: Path) -> list[OfflineRun]:
+    """All that was logged below ``root`` in order of time; a part that was killed has no end."""
+    paths = sorted(_written(root, 60.0), key=lambda path: path.stat().st_mtime)
+    return [_read(path, _records(path)) for path in paths]
+
+
+def _read(path: Path, records: list[Record]) -> OfflineRun:
+    run = OfflineRun(path.parent, id=path.stem.removeprefix("run-"))
+    for record in records:
         kind = record.WhichOneof("record_type")
         if kind == "history":
             run.history.append(_items(record.history.item))
         elif kind == "run":
             run.config |= _items(record.run.config.update)
+            assert record.run.run_id == run.id
             run.name, run.group, run.job_type = record.run.display_name, record.run.run_group, record.run.job_type
         elif kind == "config":
             run.config |= _items(record.config.update)
@@ -86,6 +98,15 @@ def _finished(path: Path, timeout: float) -> list[Record]:
                 return records
         time.sleep(0.02)
     raise TimeoutError(f"{path} has no exit record after {timeout:g} s: was the run finished?")
+
+
+def _records(path: Path) -> list[Record]:
+    """The records that are complete."""
+    records = []
+    with suppress(EOFError):
+        for data in frames(path.read_bytes()):
+            records.append(Record.FromString(data))
+    return records
 
 
 def frames(data: bytes) -> Iterator[bytes]:

@@ -91,7 +91,7 @@ def test_data_without_anything_held_out_are_measured_on_training_data(tmp_path: 
     assert {name for name in trainer.callback_metrics if name.endswith("_accuracy")} == {"federated/train_accuracy"}
     for row in table_of(tmp_path):
         assert set(row) == {
-            *("step", "client", "examples", "visits"),
+            *("step", "client", "samples", "visits"),
             *("train_loss", "train_accuracy", "own_loss", "own_accuracy"),
             *("bytes_down", "bytes_up", "local_steps"),
         }

@@ -39,6 +39,7 @@ PRIVATE = {
     "_should_accumulate": lambda trainer: trainer.fit_loop.epoch_loop,
     "_logger_connector": lambda trainer: trainer,
     "_checkpoint_connector": lambda trainer: trainer,
+    "_select_ckpt_path": lambda trainer: trainer._checkpoint_connector,
     "_current_fx": lambda trainer: trainer._logger_connector,
     "_callback_metrics": lambda trainer: trainer._logger_connector,
     "_current_fx_name": lambda trainer: pl.LightningModule(),

@@ -30,7 +30,7 @@ SCALARS = [
     "val_loss",
     "val_acc",
 ]
-TABLE = ["client", "examples", "visits", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+TABLE = ["client", "samples", "visits", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
 TABLE += ["own_loss", "own_accuracy", "bytes_down", "bytes_up", "local_steps"]
 
 

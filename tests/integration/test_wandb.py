@@ -174,7 +174,7 @@ def test_the_table_has_a_row_for_every_client(tracked: Tracked) -> None:
     ((step, reference),) = tracked.run.series("clients/table").items()
     columns, rows = tracked.run.table(reference)
     assert step == ROUNDS - 1
-    assert columns == ["client", "examples", "visits"] + [
+    assert columns == ["client", "samples", "visits"] + [
         f"{model}_{what}" for model in ("train", "test", "own") for what in ("loss", "accuracy")
     ] + ["bytes_down", "bytes_up", "local_steps"]
     assert [row[0] for row in rows] == tracked.data.client_ids

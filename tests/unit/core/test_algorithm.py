@@ -23,7 +23,7 @@ from lightning_fed.core import (
     tree_map,
     wide,
 )
-from lightning_fed.core.validation import one_of, positive
+from lightning_fed.core.validation import one_of, positive, shown
 from lightning_fed.prox import L1, Box, Zero
 
 
@@ -170,7 +170,7 @@ def test_positive_numbers_pass(value):
 def test_others_are_refused_with_the_hint(value):
     with pytest.raises(ValueError, match=r"^Knob\.turn must be positive, got ") as refusal:
         positive(Knob(turn=value), "turn", "Turn it right.")
-    assert str(refusal.value).endswith(f"got {value!r}. Turn it right.")
+    assert str(refusal.value).endswith(f"got {shown(value)}. Turn it right.")
 
 
 @pytest.mark.parametrize(("zero", "wanted"), [(False, "positive"), (True, "non-negative")])
