@@ -1,4 +1,7 @@
-"""Consensus model-predictive control: four agents agree on the inputs of one plant, with some absent in each round.
+"""Consensus model-predictive control
+=====================================
+
+Four agents agree on the inputs of one plant, with some absent in each round.
 
 At each time, a few rounds of FedADMM compute the inputs ``U = (u_0 .. u_{T-1})`` of the least mean cost within bounds;
 ``u_0`` is applied, the plant moves, and all agents continue from their last variables, shifted by one time step.

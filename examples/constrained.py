@@ -1,4 +1,7 @@
-"""Learning under constraints: ``g`` is the indicator of a set, and the server projects onto it.
+"""Learning under constraints
+=============================
+
+``g`` is the indicator of a set, and the server projects onto it.
 
 Eight heterogeneous clients, three per round, against projected gradient on all data; and a LightningModule in a box.
 """

@@ -1,4 +1,7 @@
-"""Train LEAF's CNN for FEMNIST with FedADMM in a stock Trainer, on generated handwriting; `make demo` runs this.
+"""LEAF's CNN on handwriting
+============================
+
+Train LEAF's CNN for FEMNIST with FedADMM in a stock Trainer, on generated handwriting; `make demo` runs this.
 
 20 writers, 10 of them per round, 20 SGD steps each. Ends with a figure and the most frequent mistakes.
 """

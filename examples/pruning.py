@@ -1,4 +1,7 @@
-"""Pruning by ``g``: train with FedADMM and a group lasso, which makes filters zero, and remove these filters.
+"""Pruning by a group lasso
+===========================
+
+Train with FedADMM and a group lasso as ``g``, which makes filters zero, and remove these filters.
 
 A small network on generated handwriting: 20 writers, 10 of them per round, a minute or two. The prox of the server
 makes whole filters exactly zero; without them, a smaller network gives the same outputs.

@@ -1,4 +1,7 @@
-"""Train a GRU on sequences of different lengths, with a collate_fn: 8 clients, rising and falling waves.
+"""Sequences of different lengths
+=================================
+
+Train a GRU on ragged sequences with a collate_fn: 8 clients, rising and falling waves.
 
 The data are drawn here so that the example needs no download; put your own sequences in their place.
 """

@@ -1,4 +1,7 @@
-"""Train an unchanged Lightning model in a federation of 12 clients with different classes.
+"""Your model, unchanged
+========================
+
+Train an unchanged Lightning model in a federation of 12 clients with different classes.
 
 The data are drawn here so that the example needs no download; put your own dataset in their place.
 """
