@@ -29,8 +29,12 @@ if os.environ["LIGHTNING_FED_PACKAGE"] == "lightning":
     os.environ["PYTHONPATH"] = os.pathsep.join([str(alias), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 torch.set_num_threads(1)
-for name in ("pytorch_lightning", "lightning.pytorch"):
-    logging.getLogger(name).setLevel(logging.ERROR)
+LOGGERS = [
+    logging.getLogger(name)
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
+]
+for logger in LOGGERS[:2]:
+    logger.setLevel(logging.ERROR)
 
 PRIVATE = ("WANDB_API_KEY", "NETRC", "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
@@ -61,7 +65,10 @@ def _clean_surroundings(tmp_path: Path, run_cache: Path, monkeypatch: pytest.Mon
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    levels = [logger.level for logger in LOGGERS]
     yield
+    for logger, level in zip(LOGGERS, levels, strict=True):  # commands silence Lightning for the rest of the process
+        logger.setLevel(level)
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     for name in PRIVATE:

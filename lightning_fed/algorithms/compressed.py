@@ -70,6 +70,7 @@ class Compressed(Forwarding):
 
     @property
     def inner(self) -> Algorithm[Any, Any, Any]:
+        """The algorithm whose uploads are transformed."""
         return self.algorithm
 
     @property
@@ -106,6 +107,7 @@ class Compressed(Forwarding):
         return bound
 
     def client_step(self, client: ClientState, down: Broadcast, local: Local) -> Reply[ClientState, Any]:
+        """Run the client step of the wrapped algorithm, then transform each vector of its message."""
         reply = self.algorithm.client_step(client.inner, down, local)
         rng, bits, kept = local.rng("transform"), 0, client.kept
         leaves, tree = pytree.tree_flatten(reply.message)

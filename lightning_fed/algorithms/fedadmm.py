@@ -10,7 +10,7 @@ from lightning_fed.algorithms.fedprimaldual import FedPrimalDual
 from lightning_fed.algorithms.forwarding import Forwarding
 from lightning_fed.core.algorithm import Algorithm, Start, Weights, check_g
 from lightning_fed.core.traits import DualSteps, Traits
-from lightning_fed.core.validation import one_of, positive
+from lightning_fed.core.validation import one_of, positive, shown
 from lightning_fed.prox import Prox, Zero
 
 #: Over whom the server averages.
@@ -71,7 +71,7 @@ class FedADMM(Forwarding):
 
     def __post_init__(self) -> None:
         if isinstance(self.eta, str) and self.eta != "auto":
-            raise ValueError(f'FedADMM.eta must be a positive number or "auto", got {self.eta!r}.')
+            raise ValueError(f'FedADMM.eta must be a positive number or "auto", got {shown(self.eta)}.')
         if self.eta != "auto":
             positive(self, "eta", 'It weighs |x_i - x_bar|^2; start from 1.0, or from "auto".')
         positive(self, "alpha", "1 is plain FedADMM, below 1 is under-relaxed.", upper=2)

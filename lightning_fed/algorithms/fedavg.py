@@ -38,10 +38,19 @@ class FedAvg(Algorithm[ServerState, ClientState, Message]):
 
     Args:
         server_lr: server step :math:`\eta_s`, > 0.
-        weights: ``samples`` (N_i over the samples of the cohort) or ``uniform`` (1/|S|).
+        weights: ``samples`` (N_i over the samples of the cohort) or ``uniform`` (``1 / |S|``).
         stragglers: fraction in [0, 1] of clients that do not finish in time: the round drops their replies.
 
     Reference: arXiv:1602.05629.
+
+    >>> from lightning_fed import GradientDescent, Quadratic, simulate
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x; their mean is minimal at 1
+    >>> work = GradientDescent(steps=1, lr=0.25)
+    >>> float(simulate(FedAvg(), clients, rounds=1, solver=work).x_bar)  # one step: 0.25 * (3 + 1) / 2
+    0.5
+    >>> work = GradientDescent(steps=40, lr=0.25)
+    >>> round(float(simulate(FedAvg(), clients, rounds=60, solver=work).x_bar), 2)  # many: the mean of 3 and 1/3
+    1.67
     """
 
     server_lr: float = 1.0

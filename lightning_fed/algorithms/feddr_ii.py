@@ -65,6 +65,13 @@ class FedDRII(Algorithm[ServerState, ClientState, Message]):
         start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the prox.
 
     Reference: arXiv:2203.15104.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> from lightning_fed.algorithms import FedDR
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x
+    >>> methods = FedDRII(eta_hat=0.5), FedDR(eta_hat=0.5)
+    >>> [round(float(simulate(method, clients, cohorts=[[0], [1], [0]]).x_bar), 6) for method in methods]
+    [1.116667, 1.116667]
     """
 
     eta_hat: float = 1.0

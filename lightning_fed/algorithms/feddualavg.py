@@ -56,6 +56,14 @@ class FedDualAvg(Algorithm[ServerState, ClientState, Message]):
         weights: ``uniform`` or ``samples``.
 
     Reference: arXiv:2011.08474.
+
+    >>> from lightning_fed import GradientDescent, Quadratic, simulate
+    >>> from lightning_fed.prox import L1
+    >>> clients = [Quadratic([[1.0, 0.0], [0.0, 1.0]], b) for b in ([2.0, 0.3], [2.0, -0.1])]  # |x|^2 / 2 - <b, x>
+    >>> algorithm, work = FedDualAvg(g=L1(0.5)), GradientDescent(steps=2, lr=0.05)
+    >>> x_bar = simulate(algorithm, clients, rounds=200, solver=work).x_bar
+    >>> x_bar.round(decimals=2).tolist()  # (2 - 0.5, 0): the second entry is zero exactly
+    [1.5, 0.0]
     """
 
     g: Prox = Zero()

@@ -49,6 +49,13 @@ class FedDyn(Algorithm[ServerState, ClientState, Message]):
         weights: ``uniform`` (1/n, the paper) or ``samples`` (N_i / N).
 
     Reference: arXiv:2111.04263. The weights ``samples`` are ours.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x
+    >>> methods = FedDyn(alpha=2.0), FedADMM(eta=2.0)  # the same method when all clients take part
+    >>> [round(float(simulate(method, clients, rounds=2).x_bar), 6) for method in methods]
+    [1.133333, 1.133333]
     """
 
     alpha: float = 1.0

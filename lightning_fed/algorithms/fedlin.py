@@ -62,6 +62,12 @@ class FedLin(Algorithm[ServerState, ClientState, Message]):
         server_k: entries that the server broadcasts; all if None.
 
     Reference: arXiv:2102.07053.
+
+    >>> from lightning_fed import GradientDescent, Quadratic, simulate
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # their mean is minimal at 1
+    >>> work = GradientDescent(steps=10, lr=0.1)  # with which FedAvg has another limit
+    >>> round(float(simulate(FedLin(), clients, rounds=60, solver=work).x_bar), 6)
+    1.0
     """
 
     client_k: int | None = None

@@ -46,6 +46,13 @@ class FedMid(Algorithm[ServerState, ClientState, Message]):
         weights: ``uniform`` or ``samples``.
 
     Reference: arXiv:2011.08474.
+
+    >>> from lightning_fed import GradientDescent, Quadratic, simulate
+    >>> from lightning_fed.prox import Box
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x
+    >>> work = GradientDescent(steps=1, lr=0.25)  # from 0 to 0.75 and 0.25, of which the first is cut to 0.5
+    >>> float(simulate(FedMid(g=Box(-0.5, 0.5)), clients, rounds=1, solver=work).x_bar)
+    0.375
     """
 
     g: Prox = Zero()

@@ -33,6 +33,14 @@ class FedPAQ(FedAvg):
         stragglers: fraction of clients whose replies are dropped, as in :class:`FedAvg`.
 
     Reference: arXiv:1909.13014.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> clients = [Quadratic([[1.0, 0.0], [0.0, 2.0]], [3.0, 4.0])]  # minimal at (3, 2)
+    >>> one = simulate(FedPAQ(levels=1), clients, rounds=1, seed=1).x_bar  # entries are 0 or plus or minus the norm
+    >>> all(round(float(entry) ** 2, 6) in (0.0, 13.0) for entry in one)
+    True
+    >>> simulate(FedPAQ(levels=None), clients, rounds=1).x_bar.round(decimals=6).tolist()  # not quantised
+    [3.0, 2.0]
     """
 
     levels: int | None = 16

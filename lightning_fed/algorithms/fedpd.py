@@ -81,6 +81,16 @@ class FedPD(Algorithm[ServerState, ClientState, Message]):
         refresh_every: rounds from one full gradient of oracle II to the next.
 
     Reference: arXiv:2005.11418.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # their mean is minimal at 1
+    >>> round(float(simulate(FedPD(eta_hat=0.5), clients, rounds=60).x_bar), 6)
+    1.0
+    >>> algorithm = FedPD(eta_hat=0.5, skip=0.5)
+    >>> states = simulate(algorithm, clients, rounds=20).server
+    >>> moved = [bool(after.x_bar != before.x_bar) for before, after in zip(states, states[1:])]
+    >>> moved == [algorithm.exchanges(round) for round in range(20)]  # the server's model moves by exchanges alone
+    True
     """
 
     eta_hat: float = 1.0

@@ -24,6 +24,11 @@ class FedProx(FedAvg):
             averages their models too, while :class:`FedAvg` drops the replies of the same clients.
 
     Reference: arXiv:1812.06127 (sampling and weighting as in its public code).
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x
+    >>> round(float(simulate(FedProx(mu=1.0), clients, rounds=1).x_bar), 6)  # mean of b / (a + mu): 3/2 and 1/4
+    0.875
     """
 
     mu: float = 0.1

@@ -44,6 +44,13 @@ class FedSplit(Algorithm[ServerState, ClientState, Message]):
         start: local work starts at the ``server`` model, the ``local`` one, or the ``centre`` of the prox.
 
     Reference: arXiv:2005.05238.
+
+    >>> from lightning_fed import Quadratic, simulate
+    >>> from lightning_fed.algorithms import FedDR
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # their mean is minimal at 1
+    >>> methods = FedSplit(s=0.5), FedDR(eta_hat=0.5, alpha=2.0)
+    >>> [round(float(simulate(method, clients, rounds=40).x_bar), 6) for method in methods]
+    [1.0, 1.0]
     """
 
     s: float = 1.0

@@ -20,7 +20,8 @@ class Forwarding(Algorithm[Any, Any, Any]):
 
     @property
     @abstractmethod
-    def inner(self) -> Algorithm[Any, Any, Any]: ...
+    def inner(self) -> Algorithm[Any, Any, Any]:
+        """The algorithm that does the work."""
 
     def init_server(self, x0: Tensor) -> Any:
         return self.inner.init_server(x0)

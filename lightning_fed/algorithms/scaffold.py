@@ -60,6 +60,13 @@ class Scaffold(Algorithm[ServerState, ClientState, Message]):
             computes it from the first vector, and 1 vector gives the same iterates with half of the upload.
 
     Reference: arXiv:1910.06378. The weights ``samples`` and ``vectors=1`` are ours.
+
+    >>> from lightning_fed import GradientDescent, Quadratic, simulate
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # their mean is minimal at 1
+    >>> work = GradientDescent(steps=10, lr=0.1)  # with which FedAvg has another limit
+    >>> found = simulate(Scaffold(), clients, rounds=60, solver=work)
+    >>> round(float(found.x_bar), 6), [round(float(client.c_i), 6) for client in found.clients[-1]]  # gradients a x - b
+    (1.0, [-2.0, 2.0])
     """
 
     option: Literal[1, 2] = 2

@@ -32,7 +32,21 @@ ServerT = TypeVar("ServerT", bound="HasModel")
 
 
 Start = Literal["local", "server", "centre"]
+"""Where local work starts: the client's own last model, the server's model, or the minimiser of the added quadratic.
+
+>>> from typing import get_args
+>>> from lightning_fed.core import Start
+>>> get_args(Start)
+('local', 'server', 'centre')
+"""
+
 Weights = Literal["uniform", "samples"]
+"""Weights of clients in the objective: equal, or proportional to their numbers of samples.
+
+>>> from lightning_fed.algorithms import FedADMM
+>>> [FedADMM(weights=weights).weight(num_examples=50) for weights in ("uniform", "samples")]
+[1.0, 50.0]
+"""
 
 
 class HasProx(Protocol):
@@ -54,6 +68,36 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
 
     Subclasses are frozen dataclasses. ``client_step`` may call ``local.solve`` once or more; ``server_step`` is not
     called in a round without replies.
+
+    >>> from dataclasses import dataclass
+    >>> from lightning_fed import Quadratic, simulate
+    >>> @record
+    ... class State:
+    ...     x_bar: Tensor
+    >>> @record
+    ... class Memory:
+    ...     pass  # clients keep nothing
+    >>> @record
+    ... class Message:
+    ...     gradient_i: Tensor
+    >>> @dataclass(frozen=True)
+    ... class GradientMethod(Algorithm[State, Memory, Message]):
+    ...     lr: float = 0.5
+    ...
+    ...     def init_server(self, x0):
+    ...         return State(x0)
+    ...
+    ...     def init_client(self, x0):
+    ...         return Memory()
+    ...
+    ...     def client_step(self, client, down, local):
+    ...         return Reply(client, Message(local.gradient(down.x_bar)), down.x_bar)
+    ...
+    ...     def server_step(self, server, total):
+    ...         return State(server.x_bar - self.lr * total.sum.gradient_i / total.weight)
+    >>> clients = [Quadratic.scalar(1.0, 3.0), Quadratic.scalar(3.0, 1.0)]  # a/2 x^2 - b x; their mean is minimal at 1
+    >>> round(float(simulate(GradientMethod(), clients, rounds=60).x_bar), 6)
+    1.0
     """
 
     #: The part of the objective that only the server knows.
@@ -62,17 +106,23 @@ class Algorithm(ABC, Generic[ServerT, ClientT, MessageT]):
     weights: Weights = "uniform"
 
     @abstractmethod
-    def init_server(self, x0: Tensor) -> ServerT: ...
+    def init_server(self, x0: Tensor) -> ServerT:
+        """The state of the server before round 0; ``x0`` is the first model."""
 
     @abstractmethod
     def init_client(self, x0: Tensor) -> ClientT:
         """The state of a client that never took part; ``x0`` is the first model, never today's ``x_bar``."""
 
     @abstractmethod
-    def client_step(self, client: ClientT, down: Broadcast, local: Local) -> Reply[ClientT, MessageT]: ...
+    def client_step(self, client: ClientT, down: Broadcast, local: Local) -> Reply[ClientT, MessageT]:
+        """Do one client's work in a round and return its new state, its message and what is logged.
+
+        ``client`` is its state, ``down`` what the server sent, and ``local`` answers questions about its loss.
+        """
 
     @abstractmethod
-    def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT: ...
+    def server_step(self, server: ServerT, total: Total[MessageT]) -> ServerT:
+        """The server state after a round, from its old state and the sum of the messages."""
 
     def broadcast(self, server: ServerT, work: LocalWork) -> Broadcast:
         """Build the message that the server sends to every client of the cohort; ``work`` is their local work."""
@@ -145,7 +195,17 @@ def length_of(solution: Solution, who: object) -> float:
 
 
 def start_point(rule: Start, *, own: Tensor, server: Tensor, centre: Callable[[], Tensor]) -> Tensor:
-    """Choose the start of local work: the client's last point, the server's model, or the quadratic's minimiser."""
+    """Choose the start of local work: the client's last point, the server's model, or the quadratic's minimiser.
+
+    ``centre`` is a function, since only the rule ``centre`` needs its value.
+
+    >>> import torch
+    >>> own, server = torch.tensor([1.0]), torch.tensor([2.0])
+    >>> start_point("server", own=own, server=server, centre=lambda: own - 4)
+    tensor([2.])
+    >>> start_point("centre", own=own, server=server, centre=lambda: own - 4)
+    tensor([-3.])
+    """
     return centre() if rule == "centre" else {"local": own, "server": server}[rule]
 
 

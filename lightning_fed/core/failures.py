@@ -37,6 +37,12 @@ class Fault:
         size: the value of every parameter that is not finite, the distance from the server's model, or the seconds that
             a visit counts as longer; None for other kinds.
         by: who asks for it.
+
+    >>> Fault("not finite", size=float("nan")).kind
+    'not finite'
+    >>> Fault("too slow")
+    Traceback (most recent call last):
+    ValueError: Fault.size must be ...
     """
 
     kind: FaultKind = DROPPED

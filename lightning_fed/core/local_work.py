@@ -11,6 +11,14 @@ class Tolerance(ABC):
 
     Here :math:`\varphi(x) = f_i(x) + \langle l, x\rangle + \frac\rho2\|x-c\|^2` is the objective of the local problem
     and the gradient of :math:`f_i` is taken over all of the client's data.
+
+    A new rule defines :meth:`limit`:
+
+    >>> class Halving(Tolerance):  # half of what the last round allowed
+    ...     def limit(self, round, rho, first):
+    ...         return 0.5**round
+    >>> [Halving().limit(k, rho=1.0, first=1.0) for k in range(3)]
+    [1.0, 0.5, 0.25]
     """
 
     @abstractmethod

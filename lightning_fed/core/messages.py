@@ -17,7 +17,17 @@ MessageT = TypeVar("MessageT")
 
 @record
 class Broadcast:
-    """The server's message to clients; for most algorithms the model alone."""
+    """The server's message to clients; for most algorithms the model alone.
+
+    An algorithm that sends more adds fields in a record of its own:
+
+    >>> from lightning_fed.core import num_bytes
+    >>> @record
+    ... class Down(Broadcast):
+    ...     c: Tensor
+    >>> num_bytes(Down(torch.zeros(10), torch.zeros(10)))  # what a client downloads
+    80
+    """
 
     x_bar: Tensor
 
@@ -29,6 +39,14 @@ class Reply(Generic[ClientT, MessageT]):
     ``bytes_up`` is the size of the encoded message; None means the size of its tensors. A reply that has not
     ``arrived`` is dropped: the server does not sum its message, and the client keeps its old state. ``gradients``
     counts the gradients that the client took over all of its data.
+
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.laboratory.quadratic import Exact, Oracle, Quadratic
+    >>> x0, local = torch.zeros(1, dtype=torch.float64), Oracle(Quadratic.scalar(1.0, 3.0), Exact())
+    >>> algorithm = FedADMM(eta=2.0)
+    >>> reply = algorithm.client_step(algorithm.init_client(x0), Broadcast(x0), local)
+    >>> round(float(reply.x_i), 6), round(float(reply.state.z_i), 6)  # 3 / (1 + eta), and eta times its move
+    (1.0, 2.0)
     """
 
     state: ClientT
@@ -47,6 +65,13 @@ class Total(Generic[MessageT]):
 
     ``weight`` is the sum of their weights, ``count`` their number, ``population`` the weight of *all* clients, and
     ``down`` what the server had sent them.
+
+    >>> @record
+    ... class Message:
+    ...     delta_i: Tensor
+    >>> total = Total(Message(torch.tensor([6.0])), weight=2.0, count=2, population=4.0, down=Broadcast(torch.zeros(1)))
+    >>> float(total.sum.delta_i / total.weight), float(total.sum.delta_i / total.population)  # mean of cohort; of all
+    (3.0, 1.5)
     """
 
     sum: MessageT

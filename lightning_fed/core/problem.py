@@ -8,13 +8,37 @@ from dataclasses import dataclass
 
 from torch import Generator, Tensor
 
-#: Maps a point and a step size to another point; ``g.prox`` is one.
 StepMap = Callable[[Tensor, float], Tensor]
+"""A function of a point and a step size that returns another point, such as the ``prox`` of a ``g``.
+
+>>> import torch
+>>> from lightning_fed.core import StepMap
+>>> from lightning_fed.prox import L1
+>>> shrink: StepMap = L1(1.0).prox
+>>> shrink(torch.tensor([3.0, 0.2]), 0.5).tolist()
+[2.5, 0.0]
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The terms that the local problem adds to the loss: ``<linear, x> + rho/2 |x - center|^2``; None is zero."""
+    r"""The terms that a local problem adds to the loss of the client; None counts as zero.
+
+    .. math::
+        \langle l, x\rangle + \tfrac\rho2\|x - c\|^2
+
+    Args:
+        linear: the vector :math:`l`.
+        rho: the penalty :math:`\rho`, >= 0.
+        center: the point :math:`c`.
+
+    >>> import torch
+    >>> question = Question(linear=torch.tensor([1.0]), rho=2.0, center=torch.tensor([3.0]))
+    >>> question.pull  # their minimiser, c - l / rho
+    tensor([2.5000])
+    >>> question.gradient(torch.tensor([4.0]), slope=torch.tensor([10.0]))  # 10 + 1 + 2 * (4 - 3)
+    tensor([13.])
+    """
 
     linear: Tensor | None = None
     rho: float = 0.0
@@ -42,7 +66,15 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class LocalProblem:
-    """A local problem: added terms, start, and how local steps are taken. :meth:`Local.solve` explains the fields."""
+    """A local problem: added terms, start, and how local steps are taken. :meth:`Local.solve` explains the fields.
+
+    >>> import torch
+    >>> from lightning_fed.prox import L1
+    >>> plain = LocalProblem(torch.zeros(2), Question(rho=1.0, center=torch.ones(2)))
+    >>> mapped = LocalProblem(torch.zeros(2), Question(), after_step=L1(0.1).prox)  # FedMid's steps
+    >>> plain.is_plain, mapped.is_plain, mapped.is_mapped
+    (True, False, True)
+    """
 
     start: Tensor
     question: Question
@@ -70,6 +102,13 @@ class Solution:
     gradient of f_i, if the problem has one. Under a tolerance, ``residual`` is the norm of the objective's gradient
     at ``x``, and ``reached`` tells whether ``residual`` is within the tolerance. ``reach`` is the
     :class:`~lightning_fed.core.reach.Reach` of the steps, known for SGD with or without momentum.
+
+    >>> import torch
+    >>> from lightning_fed.laboratory import GradientDescent, Quadratic
+    >>> zero = torch.zeros(1, dtype=torch.float64)
+    >>> found = GradientDescent(steps=2, lr=0.5)(Quadratic.scalar(1.0, 3.0), zero, zero, 0.0, zero)  # 0, 1.5, 2.25
+    >>> float(found.x), found.steps, found.lr_sum
+    (2.25, 2, 1.0)
     """
 
     x: Tensor
@@ -83,7 +122,23 @@ class Solution:
 
 
 class Local(ABC):
-    """Solves local problems: for a module and its data, in closed form, or for a stack of clients."""
+    r"""Solves local problems: for a module and its data, in closed form, or for a stack of clients.
+
+    .. math::
+        x \approx \arg\min_x f_i(x) + \langle l, x\rangle + \tfrac\rho2\|x - c\|^2
+
+    Every algorithm asks its clients this question, with its own :math:`l`, :math:`\rho` and :math:`c`. Algorithms call
+    :meth:`solve`, :meth:`gradient` and :meth:`rng`; they never see data or a module.
+
+    >>> import torch
+    >>> from lightning_fed.laboratory.quadratic import Exact, Oracle, Quadratic
+    >>> local = Oracle(Quadratic.scalar(1.0, 3.0), Exact())  # f(x) = x^2 / 2 - 3 x
+    >>> x = torch.tensor([5.0], dtype=torch.float64)
+    >>> float(local.gradient(x))
+    2.0
+    >>> round(float(local.solve(x, rho=1.0, center=x).x), 6)  # (3 + 5) / (1 + 1)
+    4.0
+    """
 
     def solve(
         self,

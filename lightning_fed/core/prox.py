@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fed.core.validation import is_number
+from lightning_fed.core.validation import is_number, shown
 
 if TYPE_CHECKING:
     from lightning_fed.core.layout import Layout
@@ -21,6 +21,22 @@ class Prox(ABC):
     r"""A convex :math:`g` with :math:`\mathrm{prox}_{tg}(v) = \arg\min_x g(x) + \frac1{2t}\|x - v\|^2`.
 
     Arguments are flat vectors (any leading dimensions are separate vectors); neither is modified.
+
+    A new ``g`` defines its value and its prox; algorithms, checks and logs need no more:
+
+    >>> class Cube(Prox):  # the largest entry in absolute value is at most 1
+    ...     indicator = True
+    ...
+    ...     def __call__(self, x):
+    ...         return outside(x, self.prox(x, 1.0))
+    ...
+    ...     def prox(self, v, t):
+    ...         return v.clamp(-1, 1)
+    >>> g = Cube()
+    >>> g.prox(torch.tensor([0.5, -3.0]), 1.0)
+    tensor([ 0.5000, -1.0000])
+    >>> float(g(torch.tensor([0.5, -3.0])))
+    inf
     """
 
     @property
@@ -99,7 +115,9 @@ def needs_layout(g: Prox) -> ValueError:
 def check_strength(g: object, c: float, name: str = "c") -> None:
     """Refuse a strength that would make ``g`` concave or undefined."""
     if not is_number(c) or not 0 <= c < float("inf"):
-        raise ValueError(f"{type(g).__name__}.{name} must be a finite number >= 0, got {c!r}. It is the strength of g.")
+        raise ValueError(
+            f"{type(g).__name__}.{name} must be a finite number >= 0, got {shown(c)}. It is the strength of g."
+        )
 
 
 def check_parts(g: object, parts: Sequence[Prox]) -> tuple[Prox, ...]:

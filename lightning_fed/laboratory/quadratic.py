@@ -57,6 +57,7 @@ class Quadratic:
         return 0.5 * x @ self.A.to(x) @ x - self.b.to(x) @ x
 
     def grad(self, x: Tensor) -> Tensor:
+        """The gradient :math:`Ax - b`."""
         return self.A.to(x) @ x - self.b.to(x)
 
 
@@ -93,7 +94,13 @@ class Solver(Protocol):
 
 @dataclass(frozen=True)
 class Exact:
-    """The exact minimiser, for quadratics: solves ``(A + rho I) x = b - linear + rho center``."""
+    """The exact minimiser, for quadratics: solves ``(A + rho I) x = b - linear + rho center``.
+
+    >>> zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    >>> found = Exact()(Quadratic.scalar(1.0, 3.0), start=zero, linear=zero, rho=1.0, center=one)
+    >>> round(float(found.x), 6)  # (3 + 1) / (1 + 1)
+    2.0
+    """
 
     def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution:
         if not isinstance(f, Quadratic):

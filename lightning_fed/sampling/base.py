@@ -12,7 +12,21 @@ from lightning_fed.core.randomness import numpy_generator
 
 
 class Sampler(ABC):
-    """Law of the cohort. Rounds are independent draws of the same law."""
+    """Law of the cohort. Rounds are independent draws of the same law.
+
+    A new sampling defines its probabilities and its draw; ``seed`` and ``round`` give the random numbers:
+
+    >>> class First(Sampler):  # client 0, and one of the others
+    ...     def inclusion_probabilities(self, n):
+    ...         return np.array([1.0] + [1 / (n - 1)] * (n - 1))
+    ...
+    ...     def draw(self, n, rng):
+    ...         return [0, int(rng.integers(1, n))]
+    >>> First().check(5)  # every client has a chance
+    >>> cohorts = [First().cohort(5, seed=0, round=k) for k in range(50)]
+    >>> sorted({client for cohort in cohorts for client in cohort})
+    [0, 1, 2, 3, 4]
+    """
 
     @abstractmethod
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:

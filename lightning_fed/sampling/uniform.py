@@ -14,7 +14,11 @@ from lightning_fed.sampling.base import Sampler
 
 @dataclass(frozen=True)
 class Full(Sampler):
-    """Draws all clients in every round. Among online clients: all of them."""
+    """Draws all clients in every round. Among online clients: all of them.
+
+    >>> Full().cohort(4, seed=0, round=7)
+    [0, 1, 2, 3]
+    """
 
     def inclusion_probabilities(self, n: int) -> NDArray[np.float64]:
         return np.ones(n)

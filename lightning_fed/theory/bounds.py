@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from lightning_fed.core.validation import is_number
+from lightning_fed.core.validation import is_number, shown
 
 #: A penalty within this relative distance of its bound counts as on the bound, so that rounding cannot let it pass.
 SLACK = 1e-12
@@ -183,7 +183,7 @@ def exact_eta_min(L: float, alpha: float = 1.0) -> float:
     """
     _positive("L", L, LIPSCHITZ)
     if not is_number(alpha) or not 0 < alpha < 2:
-        raise ValueError(f"alpha must lie in (0, 2), got {alpha!r}. 1 is plain FedADMM; 2 is not covered.")
+        raise ValueError(f"alpha must lie in (0, 2), got {shown(alpha)}. 1 is plain FedADMM; 2 is not covered.")
     return 2 * L / (2 - alpha)
 
 
@@ -209,7 +209,9 @@ def async_step_limit(L: float, alpha: float, n: int, tau: int) -> float:
     c = max(0.0, (2 * tau**2 - n) / n**2)
     if not is_number(alpha) or not 0 < alpha < (1 - SLACK) / (1 + c):
         limit = f"1/(1+c) = {1 / (1 + c):.6g} for n={n} and tau={tau}"
-        raise ValueError(f"alpha must be positive and below {limit}, got {alpha!r}. Lower it, or allow less delay.")
+        raise ValueError(
+            f"alpha must be positive and below {limit}, got {shown(alpha)}. Lower it, or allow less delay."
+        )
     a = 2 + alpha + 2 * alpha * c
     return (-alpha + math.sqrt(alpha**2 + 4 * a * (2 - 2 * alpha - 2 * alpha * c))) / (2 * L * a)
 
@@ -262,12 +264,12 @@ def _convexity(rho: float, L: float) -> float:
 
 def _exceeds(name: str, value: float, least: float, called: str, what: str) -> None:
     if not is_number(value) or not least * (1 + SLACK) < value < math.inf:
-        raise ValueError(f"{name} must be finite and exceed {called} = {least:.9g}, got {value!r}. Raise {what}.")
+        raise ValueError(f"{name} must be finite and exceed {called} = {least:.9g}, got {shown(value)}. Raise {what}.")
 
 
 def _check_gamma4(gamma4: float) -> None:
     if not is_number(gamma4) or not 0 < gamma4 < 0.25:
-        raise ValueError(f"gamma4 must lie in (0, 1/4), got {gamma4!r}. Small ones allow a smaller eta; try 0.05.")
+        raise ValueError(f"gamma4 must lie in (0, 1/4), got {shown(gamma4)}. Small ones allow a smaller eta; try 0.05.")
 
 
 def _positive(name: str, value: float, hint: str, *, zero: bool = False, upper: float = math.inf) -> None:
@@ -275,7 +277,7 @@ def _positive(name: str, value: float, hint: str, *, zero: bool = False, upper: 
         wanted = ("non-negative" if zero else "positive") + (
             " and finite" if upper == math.inf else f" and at most {upper:g}"
         )
-        raise ValueError(f"{name} must be {wanted}, got {value!r}. {hint}")
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}. {hint}")
 
 
 def _whole(name: str, value: int, minimum: int) -> None:

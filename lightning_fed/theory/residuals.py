@@ -19,6 +19,13 @@ def primal_residual(federation: Federation, outcome: Outcome) -> float:
     r"""Mean of :math:`\|x_i - \bar x\|` over the cohort, with the new :math:`\bar x`.
 
     Over the cohort, not over all clients: it must not take longer the more clients have been visited.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> federation = SimpleNamespace(server=SimpleNamespace(x_bar=torch.tensor([0.0, 0.0])))
+    >>> outcome = SimpleNamespace(local_models={"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([0.0, 1.0])})
+    >>> primal_residual(federation, outcome)  # mean of 5 and 1
+    3.0
     """
     x_bar = federation.server.x_bar
     distances = [float((x_i - x_bar).norm()) for x_i in outcome.local_models.values()]
@@ -29,6 +36,12 @@ def dual_residual(algorithm: Algorithm[Any, Any, Any], old: Tensor, new: Tensor)
     r""":math:`\rho\|\bar x^{k+1} - \bar x^k\|`, the error of the clients' optimality after the server moved.
 
     NaN for algorithms without a penalty, and when the set of trainable parameters has just changed.
+
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedADMM, FedAvg
+    >>> old, new = torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0])
+    >>> dual_residual(FedADMM(eta=2.0), old, new), dual_residual(FedAvg(), old, new)
+    (10.0, nan)
     """
     if not algorithm.traits.penalty or old.shape != new.shape:
         return float("nan")
@@ -39,6 +52,15 @@ def gradient_mapping(algorithm: Algorithm[Any, Any, Any], x: Tensor, gradient: T
     r""":math:`G(x) = \rho\,(x - \mathrm{prox}_{g/\rho}(x - \nabla f(x)/\rho))`: zero iff ``x`` is stationary.
 
     ``gradient`` is that of :math:`\sum_i w_i f_i` at ``x``. For :math:`g = 0` the mapping is the gradient itself.
+
+    >>> import torch
+    >>> from lightning_fed.algorithms import FedADMM
+    >>> from lightning_fed.prox import L1
+    >>> x, gradient = torch.tensor([1.5, 0.0]), torch.tensor([-0.5, 0.1])  # of |x|^2 / 2 - <b, x> at b = (2, -0.1)
+    >>> gradient_mapping(FedADMM(g=L1(0.5)), x, gradient, rho=2.0).tolist()  # x minimises it plus |x|_1 / 2
+    [0.0, 0.0]
+    >>> gradient_mapping(FedADMM(), x, gradient, rho=2.0)
+    tensor([-0.5000,  0.1000])
     """
     return rho * (x - algorithm.g.prox(x - gradient / rho, 1 / rho))
 

@@ -82,6 +82,13 @@ class Stability:
             (for the losses and local work that it assumes); None if none does.
         by_weight: largest safe ab if as many clients are drawn with probabilities proportional to their weights.
         uniform: largest safe ab with equal weights.
+
+    >>> from lightning_fed.algorithms import FedPrimalDual
+    >>> from lightning_fed.sampling import Uniform
+    >>> heavy = [0.25] + 29 * [0.75 / 29]
+    >>> found = stability_of(FedPrimalDual(a=0.1, b=3.0).dual_steps, heavy, Uniform(3))
+    >>> round(found.ab, 6), found.client, round(found.limit, 3)
+    (0.3, 0, 0.412)
     """
 
     steps: DualSteps
@@ -95,6 +102,7 @@ class Stability:
 
     @property
     def ab(self) -> float:
+        """The product of dual step and server step."""
         return self.steps.gain
 
     @property

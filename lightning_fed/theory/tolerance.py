@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lightning_fed.core.local_work import Tolerance as Tolerance
-from lightning_fed.core.validation import is_number, positive
+from lightning_fed.core.validation import is_number, positive, shown
 from lightning_fed.theory.bounds import residual_for, summable_error2
 
 NEARNESS = "It is the Lipschitz constant of the clients' gradients; leave it out to bound the gradient itself."
@@ -46,7 +46,7 @@ class Relative(Tolerance):
     def __post_init__(self) -> None:
         if not is_number(self.gamma) or not 0 < self.gamma < 1:
             raise ValueError(
-                f"Relative.gamma must lie in (0, 1), got {self.gamma!r}. 0.1 is a tenth of the start's residual."
+                f"Relative.gamma must lie in (0, 1), got {shown(self.gamma)}. 0.1 is a tenth of the start's residual."
             )
 
     def limit(self, round: int, rho: float, first: float) -> float:
@@ -79,7 +79,7 @@ def as_tolerance(value: float | Tolerance) -> Tolerance:
     if isinstance(value, Tolerance):
         return value
     if not is_number(value):
-        raise TypeError(f"A tolerance is a number, Absolute, Relative or Summable; got {value!r}.")
+        raise TypeError(f"A tolerance is a number, Absolute, Relative or Summable; got {shown(value)}.")
     return Absolute(value)
 
 

@@ -15,14 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """The vector that the receiver decodes, and the number of bits sent."""
+    """The vector that the receiver decodes, and the number of bits sent.
+
+    >>> from lightning_fed.transforms import TopK
+    >>> sent = TopK(1)(torch.tensor([1.0, -3.0]), torch.Generator())
+    >>> sent.value.tolist(), sent.bits  # one float of 32 bits and its index
+    ([0.0, -3.0], 64)
+    """
 
     value: Tensor
     bits: int
 
 
 class Transform(ABC):
-    """Maps a vector that a client sends to the vector that the server receives."""
+    """Maps a vector that a client sends to the vector that the server receives.
+
+    A new transform defines ``__call__``; one that is random also bounds its ``noise``:
+
+    >>> class Signs(Transform):  # one bit per entry, and no length
+    ...     def __call__(self, v, rng):
+    ...         return Sent(v.sign(), v.numel())
+    >>> Signs()(torch.tensor([0.5, -3.0]), torch.Generator())
+    Sent(value=tensor([ 1., -1.]), bits=2)
+    """
 
     def bind(self, layout: Layout) -> Self:
         """Return the same transform (equal, with the same repr), bound to where parameters lie in the vector."""

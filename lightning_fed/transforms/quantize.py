@@ -55,7 +55,8 @@ class Quantize(Transform):
         return bound
 
     def noise(self, d: int) -> float:
-        """
+        r"""The factor :math:`\min(d/s^2, \sqrt d/s)` of the bound, for the largest block that shares a norm.
+
         >>> round(Quantize(levels=16).noise(2282), 2), Quantize(levels=64).noise(2282) < 1
         (2.99, True)
         """

@@ -22,6 +22,7 @@ from lightning_fed.algorithms import (
     Scaffold,
 )
 from lightning_fed.core import hyper_parameters
+from lightning_fed.core.validation import shown
 from lightning_fed.prox import L1
 
 KINDS = list({type(algorithm): algorithm for algorithm in ALGORITHMS}.values())
@@ -43,7 +44,7 @@ def refusals(kind, values):
 
 
 def refuses(algorithm, name, value):
-    about = rf"^{type(algorithm).__name__}\.{name} must .*got {re.escape(repr(value))}\."
+    about = rf"^{type(algorithm).__name__}\.{name} must .*got {re.escape(repr(value))}[.,]"
     with pytest.raises(ValueError, match=about):
         dataclasses.replace(algorithm, **{name: value})
 
@@ -92,7 +93,7 @@ def test_an_option_of_scaffold_that_is_none_is_refused(option):
 @pytest.mark.parametrize("name", ["client_k", "server_k"])
 @pytest.mark.parametrize("k", [0, -1, 1.5, True, "1"], ids=repr)
 def test_a_number_of_entries_that_is_none_is_refused(name, k):
-    refuses_whole = rf"FedLin\.{name} must be a whole number >= 1, got {k!r}\."
+    refuses_whole = rf"FedLin\.{name} must be a whole number >= 1, got {shown(k)}\."
     with pytest.raises(ValueError, match=refuses_whole):
         FedLin(**{name: k})
 
@@ -107,7 +108,7 @@ def test_never_talking_is_refused(skip):
 
 @pytest.mark.parametrize("seed", [0.5, None, "0", True], ids=repr)
 def test_a_seed_of_coins_that_is_none_is_refused(seed):
-    with pytest.raises(ValueError, match=rf"FedPD\.seed must be a whole number, got {seed!r}\."):
+    with pytest.raises(ValueError, match=rf"FedPD\.seed must be a whole number, got {shown(seed)}\."):
         FedPD(seed=seed)
 
 

@@ -19,7 +19,7 @@ PATHS = {
     "lightning_fed.data": "FederatedDataModule TensorRows row_by_row",
     "lightning_fed.models": "",
     "lightning_fed.datamodules": "FEMNIST Synthetic",
-    "lightning_fed.partition": "IID Dirichlet Shards Sizes ByKey",
+    "lightning_fed.partition": "IID Dirichlet Shards Sizes ByKey Pathological Continuous as_partitioner",
     "lightning_fed.tracking": "AutoWandbLogger",
     "lightning_fed.engines": "ClientError DivergenceError",
     "lightning_fed.cli": "run",

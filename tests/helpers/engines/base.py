@@ -176,7 +176,8 @@ def run(row: Row, way: str) -> Run:
         with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
             warnings.simplefilter("always")
             patch.setattr(Steps, "__call__", counted)
-            patch.setattr("lightning_fed.engines.selection.rank_zero_info", told.texts.append)  # Lightning's own log
+            for module_name in ("engines.selection", "local.stacked.recorder"):  # Lightning's own log
+                patch.setattr(f"lightning_fed.{module_name}.rank_zero_info", told.texts.append)
             for name, value in row.patches.items():
                 patch.setattr(name, value)
             server = FederatedServer(row.algorithm, **options)
