@@ -70,7 +70,7 @@ python_use_unqualified_type_names = True
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
-    "filename_pattern": r"(side_by_side|sequences|your_model)\.py$",  # executed: those that take seconds
+    "filename_pattern": r"(constrained|side_by_side|sequences|your_model)\.py$",  # executed: those that take seconds
     "show_memory": False,
     "show_signature": False,
     "download_all_examples": False,

@@ -7,6 +7,8 @@ At each time, a few rounds of FedADMM compute the inputs ``U = (u_0 .. u_{T-1})`
 ``u_0`` is applied, the plant moves, and all agents continue from their last variables, shifted by one time step.
 """
 
+# sphinx_gallery_thumbnail_path = "mpc.png"
+
 from __future__ import annotations
 
 import argparse

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -140,12 +141,19 @@ def fit(bound: float, rounds: int = 8) -> list[float]:
 
 def main() -> None:
     print("set      violation of x_bar   of x_i: first, last   gradient mapping: first, last   from centralised")
+    axes = plt.figure(figsize=(6, 3.4), layout="constrained").subplots()
     for name, problem in problems().items():
         run = problem.federated()
         x_bar = max(problem.violation(state.x_bar) for state in run.server[1:])
         x_i = [max(problem.violation(client.x_i) for client in run.clients[k]) for k in (1, -1)]
         G, away = [problem.mapping(run.server[k].x_bar) for k in (1, -1)], (run.x_bar - problem.centralised()).norm()
         print(f"{name:9s}{x_bar:18.1e}{x_i[0]:15.1e}{x_i[1]:10.1e}{G[0]:21.1e}{G[1]:11.1e}{away:19.1e}")
+        rounds = range(1, len(run.server))
+        (line,) = axes.semilogy(rounds, [problem.mapping(run.server[k].x_bar) for k in rounds], label=name)
+        outside = [max(problem.violation(client.x_i) for client in run.clients[k]) for k in rounds]
+        axes.semilogy(rounds, outside, ":", color=line.get_color())
+    axes.set(xlabel="round", ylabel="gradient mapping; dotted: violation by clients", title="Models in a set")
+    axes.legend()
     print("largest weight of a LightningModule in a box of 0.5, by round:", *(f"{w:.3f}" for w in fit(bound=0.5)))
 
 

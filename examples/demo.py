@@ -6,6 +6,8 @@ Train LEAF's CNN for FEMNIST with FedADMM in a stock Trainer, on generated handw
 20 writers, 10 of them per round, 20 SGD steps each. Ends with a figure and the most frequent mistakes.
 """
 
+# sphinx_gallery_thumbnail_path = "demo.png"
+
 from __future__ import annotations
 
 import argparse

@@ -7,13 +7,17 @@ The model is made from a config and the texts are drawn here, so that the exampl
 teaches the model four topics, then 12 clients, each with its own favourite topics, write about them in new words.
 
     pip install peft transformers
-    python examples/lora.py
+    python examples/lora.py [FIGURE.png]
 """
+
+# sphinx_gallery_thumbnail_path = "lora.png"
 
 from __future__ import annotations
 
 import copy
+import sys
 
+import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
 from peft import LoraConfig, get_peft_model
@@ -94,16 +98,13 @@ def with_adapters(model: nn.Module) -> nn.Module:
     return get_peft_model(copy.deepcopy(model), lora)
 
 
-def federate(model: nn.Module, lr: float, data: FederatedDataModule) -> tuple[float, float]:
-    """Accuracy after all rounds, and kilobytes that a round sent in both directions together."""
-    trainer = pl.Trainer(
-        max_epochs=ROUNDS,
-        callbacks=[FederatedServer(FedADMM(eta=0.1, mean="active"), clients_per_round=COHORT, local_epochs=2)],
-        **QUIET,
-    )
+def federate(model: nn.Module, lr: float, data: FederatedDataModule) -> tuple[list[float], list[float]]:
+    """Accuracy by round, and kilobytes that were sent in both directions together until then."""
+    server = FederatedServer(FedADMM(eta=0.1, mean="active"), clients_per_round=COHORT, local_epochs=2)
+    trainer = pl.Trainer(max_epochs=ROUNDS, callbacks=[server], **QUIET)
     trainer.fit(Reader(model, lr), datamodule=data)
-    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return logged["val_acc"], (logged["federated/bytes_down"] + logged["federated/bytes_up"]) / ROUNDS / 1000
+    sent = [(row["federated/bytes_down"] + row["federated/bytes_up"]) / 1000 for row in server.history]
+    return [row["val_acc"] for row in server.history], sent
 
 
 def main() -> None:
@@ -117,13 +118,19 @@ def main() -> None:
     )
     (before,) = pl.Trainer(**QUIET).validate(Reader(base, 0.0), datamodule=data, verbose=False)
     print(f"{'before':22} accuracy {before['val_acc']:.3f}")
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     for name, model, lr in (
         ("LoRA", with_adapters(base), 5e-3),
         ("all parameters", copy.deepcopy(base), 1e-3),
     ):
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         accuracy, sent = federate(model, lr, data)
-        print(f"{name:22} accuracy {accuracy:.3f}, {trained:6} parameters, {sent:8.1f} kB a round")
+        print(f"{name:22} accuracy {accuracy[-1]:.3f}, {trained:6} parameters, {sent[-1] / ROUNDS:8.1f} kB a round")
+        axes.semilogx(sent, accuracy, "o-", label=f"{name}: {trained:,} parameters")
+    axes.set(xlabel="kilobytes received and sent", ylabel="accuracy on held-out texts", title=f"{ROUNDS} rounds")
+    axes.legend()
+    if len(sys.argv) > 1:
+        figure.savefig(sys.argv[1], dpi=110)
 
 
 if __name__ == "__main__":

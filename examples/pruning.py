@@ -7,6 +7,8 @@ A small network on generated handwriting: 20 writers, 10 of them per round, a mi
 makes whole filters exactly zero; without them, a smaller network gives the same outputs.
 """
 
+# sphinx_gallery_thumbnail_path = "pruning.png"
+
 from __future__ import annotations
 
 import argparse

@@ -8,6 +8,7 @@ The data are drawn here so that the example needs no download; put your own sequ
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ def waves(client: int, samples: int) -> list[Sample]:
     for label in torch.randint(2, (samples,), generator=g):
         length = int(torch.randint(5, 31, (1,), generator=g))
         t = torch.linspace(0, 1, length)
-        wave = 0.3 * torch.sin((3 + client) * t) + 0.1 * torch.randn(length, generator=g)
+        wave = 0.6 * torch.sin((3 + client) * t) + 0.8 * torch.randn(length, generator=g)
         drawn.append(((wave + (2 * label - 1) * t).unsqueeze(1), label))
     return drawn
 
@@ -69,16 +70,23 @@ def main() -> None:
     train = {f"microphone {i}": waves(i, 30 + 5 * i) for i in range(8)}
     test = {f"microphone {i}": waves(100 + i, 20) for i in range(8)}
     data = FederatedDataModule(train, test=test, batch_size=16, loader_options={"collate_fn": together})
+    server = FederatedServer(FedADMM(eta=1.0), clients_per_round=4, local_steps=5)
     trainer = pl.Trainer(
         max_epochs=8,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[FederatedServer(FedADMM(eta=1.0), clients_per_round=4, local_steps=5)],
+        callbacks=[server],
     )
     trainer.fit(Listener(), datamodule=data)
     print(f"accuracy on held-out sequences of all clients: {float(trainer.callback_metrics['val_acc']):.3f}")
+    left, right = plt.figure(figsize=(8, 3.2), layout="constrained").subplots(1, 2)
+    for sequence, label in train["microphone 0"][:12]:
+        left.plot(sequence.squeeze(1), f"C{int(label)}", linewidth=1)
+    left.set(xlabel="time", ylabel="signal", title="Sequences of one client: falling, rising")
+    right.plot([row["round"] + 1 for row in server.history], [row["val_acc"] for row in server.history], "o-")
+    right.set(xlabel="round", ylabel="accuracy on held-out sequences", title="FedADMM, 4 of 8 clients per round")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ The data are drawn here so that the example needs no download; put your own data
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
@@ -57,16 +58,20 @@ def main() -> None:
     data = FederatedDataModule.from_dataset(
         blobs(), Dirichlet(clients=12, alpha=0.3, min_examples=20), test_fraction=0.2, batch_size=16, drop_last=True
     )
+    server = FederatedServer(FedADMM(eta=1.0), clients_per_round=6, local_epochs=1)
     trainer = pl.Trainer(
         max_epochs=30,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        callbacks=[FederatedServer(FedADMM(eta=1.0), clients_per_round=6, local_epochs=1)],
+        callbacks=[server],
     )
     trainer.fit(Classifier(), datamodule=data)
     print(f"accuracy on held-out samples of all clients: {float(trainer.callback_metrics['val_acc']):.3f}")
+    axes = plt.figure(figsize=(6, 3.2), layout="constrained").subplots()
+    axes.plot([row["round"] + 1 for row in server.history], [row["val_acc"] for row in server.history])
+    axes.set(xlabel="round", ylabel="accuracy on held-out samples", title="BatchNorm, dropout and Adam under FedADMM")
 
 
 if __name__ == "__main__":
