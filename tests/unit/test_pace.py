@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fed.algorithms import FedAvg
+from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.pace import Pace
 from lightning_fed.cli.experiments.run import Recipe, Run
 from lightning_fed.cli.experiments.settings import synthetic
@@ -32,3 +33,13 @@ def test_every_setting_is_measured_first_and_time_left_weighs_each_by_its_own_pa
     assert pace.left() == "05:04 left"  # two rounds at 2 s and three at 100 s
     pace.end()
     assert pace.left() == "03:24 left"  # a run that ended early has no rounds left
+
+
+def test_where_there_is_no_terminal_every_run_is_one_line(runs: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    drive(runs[:2])
+    told = capsys.readouterr().err
+    assert "\r" not in told
+    assert [line.partition(":")[0] for line in told.splitlines() if "FedAvg" in line] == [
+        "synthetic-(0,0) FedAvg seed 0",
+        "synthetic-(0,0) FedAvg seed 1",
+    ]
