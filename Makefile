@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test quick soak lint types pytest pytest-lightning dist format docs bench digest clean
+.PHONY: demo test quick soak lint types pytest pytest-lightning other-package dist format docs bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
 
-test: lint types pytest
+test: lint types pytest other-package
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -30,6 +30,14 @@ pytest: $(VENV)/.dev
 # the suite with `lightning` in the place of `pytorch_lightning`
 pytest-lightning: export LIGHTNING_FED_PACKAGE := lightning
 pytest-lightning: pytest
+
+# of the suite, what touches Lightning most, with `lightning` in the place of `pytorch_lightning`
+OTHER := equivalence/test_fit integration/test_bad_trainer integration/test_checkpoints integration/test_lightning \
+	integration/test_lightning_door integration/test_loggers integration/test_packages integration/test_predict \
+	integration/test_progress integration/test_results_as_data integration/test_resume integration/test_reuse_hooks \
+	integration/test_wandb integration/test_wandb_continues
+other-package: $(VENV)/.dev
+	LIGHTNING_FED_PACKAGE=lightning $(BIN)/pytest -q -n 2 --dist worksteal $(OTHER:%=tests/%.py)
 
 # unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
 quick: $(VENV)/.dev
