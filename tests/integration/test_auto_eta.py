@@ -13,6 +13,7 @@ from pytorch_lightning.loggers import CSVLogger
 
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Compressed, FedADMM, FedPrimalDual
+from lightning_fed.lightning.package import TRAINER
 from lightning_fed.transforms import TopK
 
 
@@ -55,7 +56,7 @@ def test_auto_is_averaged_over_all_clients_where_visits_differ() -> None:
 
 
 def test_auto_is_logged_as_the_number_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "pytorch_lightning"):
+    with caplog.at_level("INFO", TRAINER):
         fit(FedADMM(eta="auto"), 1, trainer={"logger": CSVLogger(tmp_path, "", "")})
     assert "eta=3.3333" in caplog.text
     assert "eta: 3.3333" in (tmp_path / "hparams.yaml").read_text()

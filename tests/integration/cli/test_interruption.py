@@ -100,9 +100,11 @@ def test_before_the_first_checkpoint_a_fit_says_that_it_starts_again() -> None:
 @pytest.fixture
 def handled() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as above, where tests run in the background
     with terminable():
         yield
     assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.signal(signal.SIGINT, ignored) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("handled")
