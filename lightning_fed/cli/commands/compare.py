@@ -16,7 +16,7 @@ from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import femnist, parse_algorithm, synthetic
 from lightning_fed.cli.refusals import OneLineParser
-from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
+from lightning_fed.tracking import AutoWandbLogger, log_figure
 
 
 def main(args: list[str] | None = None) -> None:
