@@ -82,15 +82,18 @@ def _to_tensorboard(logger: TensorBoardLogger, table: Logged) -> None:
 
 
 def _to_mlflow(logger: MLFlowLogger, table: Logged) -> None:
-    """An artifact with the rows of all steps, which MLflow's page shows; it needs pandas. A CSV by step without it."""
+    """A table of the step, which MLflow's page shows; it needs pandas. CSV without it.
+
+    Not one table of all steps, which MLflow would download, with a progress bar, to append to it.
+    """
     columns, rows = table.with_step
     if find_spec("pandas") is not None:
         data = {name: [row[i] for row in rows] for i, name in enumerate(columns)}
-        logger.experiment.log_table(logger.run_id, data, f"{table.name}.json")
+        logger.experiment.log_table(logger.run_id, data, f"{table.name}_step_{table.step}.json")
     else:
         text = io.StringIO()
         csv.writer(text).writerows([columns, *rows])
-        logger.experiment.log_text(logger.run_id, text.getvalue(), f"{table.name}/step_{table.step}.csv")
+        logger.experiment.log_text(logger.run_id, text.getvalue(), f"{table.name}_step_{table.step}.csv")
 
 
 def _to_comet(logger: CometLogger, table: Logged) -> None:

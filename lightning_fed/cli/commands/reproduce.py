@@ -131,7 +131,7 @@ def _report(name: str, runs: Sequence[Run]) -> None:
     report.write_csv(runs, folder / f"{name}.csv")
     drawn = report.figure(settings)
     drawn.savefig(folder / f"{name}.png", dpi=120)
-    logger = AutoWandbLogger(name=f"reproduce {name}", save_dir=str(folder))
+    logger = AutoWandbLogger(name=f"reproduce {name}", save_dir=str(folder), group="reproduce", job_type="report")
     log_figure([logger], f"reproduce/{name}", drawn, runs[0].rounds)
     wandb.finish()
     print(
