@@ -60,5 +60,6 @@ def _define_and_log(
 def state_sides(loggers: Iterable[Logger], sides: Mapping[str, bool | None]) -> None:
     """Tell W&B loggers of metrics whether higher values are better, before they are logged."""
     for logger in loggers:
-        if (best := getattr(logger, "best_values", None)) is not None:
+        best = getattr(logger, "best_values", None)
+        if isinstance(best, BestValues):  # the logger of fast_dev_run has every attribute
             best.state(sides)

@@ -70,7 +70,7 @@ def _to_wandb(logger: WandbLogger, table: Logged) -> None:
     import wandb
 
     drawn = {key: wandb.Histogram(list(values)) for key, values in table.histograms.items()}
-    shown = wandb.Table(columns=table.columns, data=table.rows)
+    shown = wandb.Table(columns=[*table.columns], data=table.rows)
     # in one call: every call is a message to W&B's own process
     logger.experiment.log({table.name: shown, **drawn, "trainer/global_step": table.step})
 

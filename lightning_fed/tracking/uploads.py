@@ -55,7 +55,7 @@ class ServerOnly:
 
     def _copy(self, path: Path) -> Path:
         """The server's part of a checkpoint, in a file of the same name; no file if it cannot be made."""
-        copy, time = self._folder / path.name, path.stat().st_mtime_ns
+        copy, time = Path(self._folder, path.name), path.stat().st_mtime_ns
         if not copy.exists() or copy.stat().st_mtime_ns != time:
             copy.unlink(missing_ok=True)
             if (content := _read(path)) is not None:
