@@ -24,6 +24,7 @@ from lightning_fed.core.personal import Personal
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.records import num_bytes
 from lightning_fed.core.round import Outcome
+from lightning_fed.core.server_part import RECORDS, RUNS
 from lightning_fed.core.table import Table
 from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.engines.failed_clients import TooFewClientsError
@@ -41,8 +42,10 @@ from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
 from lightning_fed.theory.residuals import dual_residual, primal_residual
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
-from lightning_fed.tracking.runs import RUNS, runs_of, tell_of_new_runs
-from lightning_fed.trainer.checkpoint_io import RECORDS, FederatedCheckpointIO, link_last
+from lightning_fed.tracking.best import keep_best
+from lightning_fed.tracking.runs import runs_of, tell_of_new_runs
+from lightning_fed.tracking.uploads import upload_server_only
+from lightning_fed.trainer.checkpoint_io import FederatedCheckpointIO, link_last
 from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.history import History
@@ -268,6 +271,7 @@ class FederatedServer(FederatedCallback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         check_packages(trainer, pl_module)
+        keep_best(trainer.loggers)
         if stage == "fit":
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
         if stage != "fit":
@@ -293,6 +297,7 @@ class FederatedServer(FederatedCallback):
         if not isinstance(trainer.strategy.checkpoint_io, FederatedCheckpointIO):
             trainer.strategy.checkpoint_io = FederatedCheckpointIO(trainer.strategy.checkpoint_io, self._disk_store)
         set_linker(trainer, link_last)
+        upload_server_only(trainer.loggers)
         trainer.fit_loop.epoch_loop.client_loop.work = self.local_work
         settings = self.logged_settings(trainer)
         equip(trainer, pl_module, self.evaluate_every, self.local_tolerance is not None, settings)

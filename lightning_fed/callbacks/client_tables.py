@@ -10,7 +10,7 @@ from lightning_fed.core.table import Table
 from lightning_fed.evaluation.client_rows import CLIENT
 from lightning_fed.evaluation.results import Spread
 from lightning_fed.lightning import pl
-from lightning_fed.tracking.wandb import log_table
+from lightning_fed.tracking.tables import log_table
 
 
 def log_clients(trainer: pl.Trainer, rows: Table, round: int) -> None:

@@ -11,7 +11,8 @@ from lightning_fed.core.validation import whole
 from lightning_fed.evaluation.evaluate import measuring
 from lightning_fed.evaluation.personal import test_batches
 from lightning_fed.lightning import pl
-from lightning_fed.tracking.wandb import log_figure, log_table
+from lightning_fed.tracking.figures import log_figure
+from lightning_fed.tracking.tables import log_table
 from lightning_fed.trainer.batches import move_batch
 
 if TYPE_CHECKING:

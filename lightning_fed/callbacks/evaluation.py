@@ -18,6 +18,7 @@ from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own
 from lightning_fed.evaluation.names import SPREAD
 from lightning_fed.evaluation.results import ClientEvaluations, Spread
 from lightning_fed.lightning import pl
+from lightning_fed.tracking.best import state_sides
 from lightning_fed.trainer.hooks import FederatedCallback
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class ClientEvaluation(FederatedCallback):
         report.worst_clients.update({name: s.client for name, s in spreads.items() if s.client is not None})
         if evaluate:
             self._evaluated = report.round
+            state_sides(trainer.loggers, self._sides(measured.splits))
             metrics = self._metrics(federation, measured, spreads)
             self.log_round(metrics)
             if math.isnan(f := metrics.get(OBJECTIVE, 0.0)):  # which log_round leaves out
@@ -154,6 +156,7 @@ class ClientEvaluation(FederatedCallback):
         if self._evaluated != last:
             metrics = self._metrics(federation, measured, spreads)
             trainer.fit_loop.server.note_metrics(last, metrics)
+            state_sides(trainer.loggers, self._sides(measured.splits))
             for logger in trainer.loggers:
                 logger.log_metrics({**metrics, "epoch": last}, step=last)
                 logger.save()
@@ -178,6 +181,16 @@ class ClientEvaluation(FederatedCallback):
                 *(metric, metric),
             )
         return known
+
+    def _sides(self, splits: Mapping[str, ClientEvaluations]) -> dict[str, bool | None]:
+        """By logged name whether higher values are better, for trackers that keep best values."""
+        sides: dict[str, bool | None] = {OBJECTIVE: False}
+        for split, found in splits.items():
+            for metric in found.metrics:
+                side, name = self._side(found, metric), f"federated/{split}_{metric}"
+                sides |= {name: side, **{f"{name}_{figure}": None if figure == "sd" else side for figure in SPREAD}}
+                sides[found.logged_names.get(metric, name)] = side  # the same metric over pooled data
+        return sides
 
     def _tell_of_unknown(self, metrics: set[str]) -> None:
         for name in self.higher_is_better.keys() - metrics - self._noted:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_fed.core.table import Table
 from lightning_fed.evaluation.names import ACCURACY, LOSS, SPREAD
 from lightning_fed.lightning import pl
-from lightning_fed.tracking.wandb import log_figure
+from lightning_fed.tracking.figures import log_figure
 from lightning_fed.trainer.hooks import is_server
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Public names of metrics that a module logs, and which of their sides is the worse one."""
+"""Public names of metrics that a module logs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ SPREAD = ("sd", "worst_decile", "worst")
 LOSS, ACCURACY = "loss", "accuracy"
 
 _STAGE = re.compile(r"^(train|training|val|valid|validation|test|eval)[\W_]+(?=[^\W_])", re.IGNORECASE)
-_WORD = re.compile(r"[A-Z]+\d*(?![a-z])|[A-Z]?[a-z]+\d*")
-_LOWER = frozenset({"loss", "error", "mae", "mse", "rmse", "perplexity"})
-_HIGHER = frozenset({"acc", "accuracy", "f1", "auroc", "precision", "recall", "r2"})
 
 
 @lru_cache(maxsize=1024)  # asked for every client
@@ -56,17 +53,3 @@ def _clashes(name: str, taken: set[str]) -> bool:
     derived = {f"{name}_{figure}" for figure in SPREAD}
     bases = {name.removesuffix(f"_{figure}") for figure in SPREAD}
     return bool(({name} | derived | bases) & taken)
-
-
-def direction(name: str) -> bool | None:
-    """Whether higher values are better, as far as the words of a name say so without contradiction; None otherwise.
-
-    >>> [direction(name) for name in ("val_acc5", "MulticlassF1Score", "MeanAbsoluteError", "rmse", "R2Score")]
-    [True, True, False, False, True]
-    >>> [direction(name) for name in ("score", "accuracy_loss", "lr")]
-    [None, None, None]
-    """
-    words = {word.lower() for word in _WORD.findall(name)}
-    words |= {word.rstrip("0123456789") for word in words}
-    lower, higher = bool(words & _LOWER), bool(words & _HIGHER)
-    return None if lower == higher else higher

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torchmetrics import Metric
 
+from lightning_fed.core.direction import direction
 from lightning_fed.core.memory import ClientId
-from lightning_fed.evaluation.names import ACCURACY, LOSS, direction, public_names, short_name
+from lightning_fed.evaluation.names import ACCURACY, LOSS, public_names, short_name
 
 
 @dataclass

@@ -35,7 +35,14 @@ if TYPE_CHECKING:
     )
     from pytorch_lightning.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
     from pytorch_lightning.core.optimizer import LightningOptimizer
-    from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+    from pytorch_lightning.loggers import (
+        CometLogger,
+        CSVLogger,
+        Logger,
+        MLFlowLogger,
+        TensorBoardLogger,
+        WandbLogger,
+    )
     from pytorch_lightning.loops.fit_loop import _FitLoop
     from pytorch_lightning.loops.loop import _Loop as Loop
     from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -66,6 +73,7 @@ __all__ = [
     "CSVLogger",
     "Checkpoint",
     "CheckpointIO",
+    "CometLogger",
     "DoublePrecision",
     "LearningRateFinder",
     "LightningArgumentParser",
@@ -73,6 +81,7 @@ __all__ = [
     "LightningOptimizer",
     "Logger",
     "Loop",
+    "MLFlowLogger",
     "MisconfigurationException",
     "ModelCheckpoint",
     "ModelPruning",
@@ -270,6 +279,13 @@ def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
             vars(callback)["_link_checkpoint"] = link
+
+
+def wandb_axis(logger: WandbLogger) -> tuple[str, str]:
+    """What a W&B logger puts before the names of metrics, and the name of the metric that is their step."""
+    synced = logger._wandb_init.get("sync_tensorboard")
+    prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
+    return prefix, "global_step" if synced else "trainer/global_step"
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ NAMES = {
     "callbacks": "BatchSizeFinder Checkpoint LearningRateFinder ModelCheckpoint ModelPruning ProgressBar"
     " RichProgressBar StochasticWeightAveraging TQDMProgressBar",
     "core.optimizer": "LightningOptimizer",
-    "loggers": "CSVLogger Logger TensorBoardLogger WandbLogger",
+    "loggers": "CSVLogger CometLogger Logger MLFlowLogger TensorBoardLogger WandbLogger",
     "loops.fit_loop": "_FitLoop",
     "loops.loop": "_Loop=Loop",
     "loops.training_epoch_loop": "_TrainingEpochLoop",

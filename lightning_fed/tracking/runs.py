@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
+from lightning_fed.core.server_part import RUNS
 from lightning_fed.lightning import Logger, WandbLogger, rank_zero_info
-
-#: The key under which a checkpoint names its runs.
-RUNS = "wandb_runs"
 
 
 def runs_of(loggers: Iterable[Logger]) -> list[dict[str, str]]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lightning_fed.core.server_part import RECORDS
 from lightning_fed.lightning import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO, pl
 from lightning_fed.store import (
     DamagedCheckpointError,
@@ -21,9 +22,6 @@ from lightning_fed.store import (
     read_sealed,
     write_sealed,
 )
-
-#: The key under which a checkpoint names the folder of its records.
-RECORDS = "client_records"
 
 
 class FederatedCheckpointIO(CheckpointIO):

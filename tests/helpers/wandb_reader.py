@@ -23,8 +23,19 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 @dataclass
+class Artifact:
+    """An artifact: its files by their names in it, where W&B keeps them until they are uploaded."""
+
+    name: str
+    type: str
+    aliases: list[str]
+    metadata: dict[str, Any]
+    files: dict[str, Path]
+
+
+@dataclass
 class OfflineRun:
-    """History (one row per logged step), config, summary, and the names of media files, below ``folder/files``."""
+    """History (a row per logged step), config, summary, artifacts, and names of media files below ``folder/files``."""
 
     folder: Path
     id: str = ""
@@ -35,6 +46,7 @@ class OfflineRun:
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    artifacts: list[Artifact] = field(default_factory=list)
 
     def series(self, key: str) -> dict[int, Any]:
         """Values of ``key`` by ``trainer/global_step``."""
@@ -85,7 +97,14 @@ def _read(path: Path, records: list[Record]) -> OfflineRun:
             run.summary |= _items(record.summary.update)
         elif kind == "files":
             run.files += [item.path for item in record.files.files]
+        elif kind == "artifact":
+            run.artifacts.append(_artifact(record.artifact))
     return run
+
+
+def _artifact(record: Any) -> Artifact:
+    files = {entry.path: Path(entry.local_path) for entry in record.manifest.contents}
+    return Artifact(record.name, record.type, list(record.aliases), json.loads(record.metadata or "{}"), files)
 
 
 def _finished(path: Path, timeout: float) -> list[Record]:

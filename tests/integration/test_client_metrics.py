@@ -32,7 +32,7 @@ from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import ClientEvaluation, FinalFigure
 from lightning_fed.callbacks.figure import draw
 from lightning_fed.evaluation.evaluate import EvaluationError
-from lightning_fed.tracking.wandb import log_table
+from lightning_fed.tracking import log_table
 
 CLIENTS, BATCH, DECILE = 12, 4, "federated/val_mae_worst_decile"
 

@@ -10,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 from helpers.modules import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
+from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.plugins.precision import Precision
 from torchmetrics import MeanMetric
 
@@ -49,6 +50,8 @@ PRIVATE = {
     "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
+    "_prefix": lambda trainer: WandbLogger(),
+    "_wandb_init": lambda trainer: WandbLogger(),
     "_update_count": lambda trainer: MeanMetric(),
     "_computed": lambda trainer: MeanMetric(),
     "_should_unsync": lambda trainer: MeanMetric(),

@@ -164,7 +164,7 @@ def test_the_step_of_everything_is_the_round(tracked: Tracked) -> None:
     assert {row["trainer/global_step"] for row in tracked.run.history} == set(range(ROUNDS))
     assert all(row["epoch"] == row["trainer/global_step"] for row in tracked.run.history if "epoch" in row)
     assert list(tracked.run.series("val_loss")) == list(range(ROUNDS))
-    assert tracked.run.summary["federated/objective"] == tracked.run.series("federated/objective")[ROUNDS - 1]
+    assert tracked.run.summary["federated/objective"]["last"] == tracked.run.series("federated/objective")[ROUNDS - 1]
 
 
 # -- by client, settings, figure --------------------------------------------------------------------------------

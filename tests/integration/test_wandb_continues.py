@@ -22,8 +22,8 @@ from pytorch_lightning.loggers import WandbLogger
 from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import FederatedCallback
+from lightning_fed.core.server_part import RUNS
 from lightning_fed.tracking import AutoWandbLogger
-from lightning_fed.tracking.runs import RUNS
 
 ROUNDS, KILLED = 4, 2
 

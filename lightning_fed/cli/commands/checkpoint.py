@@ -16,6 +16,7 @@ import torch
 
 from lightning_fed.core.federation import FORMAT
 from lightning_fed.core.records import num_bytes
+from lightning_fed.core.server_part import RECORDS, server_part
 from lightning_fed.store import (
     DamagedCheckpointError,
     DamagedRecordError,
@@ -26,8 +27,7 @@ from lightning_fed.store import (
     verify_snapshot,
     write_sealed,
 )
-from lightning_fed.tracking.runs import RUNS
-from lightning_fed.trainer.checkpoint_io import RECORDS, records_of
+from lightning_fed.trainer.checkpoint_io import records_of
 
 DESCRIPTION = """\
 Inspect, verify or export checkpoints of federated fits. Reads checkpoint files and the records of clients beside them;
@@ -37,9 +37,6 @@ examples:
   lightning-fed checkpoint inspect runs/last.ckpt
   lightning-fed checkpoint verify runs/checkpoints
   lightning-fed checkpoint export runs/last.ckpt --state-dict model.pt --lightning model.ckpt"""
-
-#: Keys of a checkpoint that only the fit that wrote it can use.
-OF_THE_FIT = ("callbacks", "loops", "optimizer_states", "lr_schedulers", RECORDS, RUNS)
 
 
 class Parser(argparse.ArgumentParser):
@@ -258,8 +255,8 @@ def _export(asked: argparse.Namespace) -> bool:
     loaded = _load(asked.file)
     if "state_dict" not in loaded:
         raise ValueError(f"{asked.file} holds no model.")
-    plain = {name: value for name, value in loaded.items() if name not in OF_THE_FIT}
-    for path, content in ((asked.state_dict, loaded["state_dict"]), (asked.lightning, plain)):
+    part = server_part(loaded)
+    for path, content in ((asked.state_dict, part["state_dict"]), (asked.lightning, part)):
         if path is not None:
             durable.make_folder(path.parent)
             write_sealed(content, path)

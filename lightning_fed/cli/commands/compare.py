@@ -16,7 +16,7 @@ from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import femnist, parse_algorithm, synthetic
 from lightning_fed.cli.refusals import OneLineParser
-from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
+from lightning_fed.tracking import AutoWandbLogger, log_figure
 
 
 def main(args: list[str] | None = None) -> None:
@@ -117,6 +117,7 @@ def _report(runs: Sequence[Run], family: dict[str, tuple[str, ...]]) -> None:
     report.write_csv(begun, folder / "compare.csv")
     drawn = comparison.figure(settings, family)
     drawn.savefig(folder / "compare.png", dpi=120)
-    log_figure([AutoWandbLogger(name="compare", save_dir=str(folder))], "compare/figure", drawn, runs[0].rounds)
+    logger = AutoWandbLogger(name="compare", save_dir=str(folder), group="compare", job_type="report")
+    log_figure([logger], "compare/figure", drawn, runs[0].rounds)
     wandb.finish()
     print(f"\nTable:  {folder / 'compare.md'}\nFigure: {folder / 'compare.png'}\nRounds: {folder / 'compare.csv'}")

@@ -14,7 +14,7 @@ from lightning_fed.cli.experiments.drive import drive
 from lightning_fed.cli.experiments.run import Execution, Recipe, Run
 from lightning_fed.cli.experiments.settings import PAIR, femnist, parse_algorithm, synthetic
 from lightning_fed.cli.refusals import OneLineParser
-from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure
+from lightning_fed.tracking import AutoWandbLogger, log_figure
 
 #: Rounds and local steps with which a quick run visibly learns.
 QUICK_ROUNDS, QUICK_STEPS = 15, 100
@@ -131,7 +131,7 @@ def _report(name: str, runs: Sequence[Run]) -> None:
     report.write_csv(runs, folder / f"{name}.csv")
     drawn = report.figure(settings)
     drawn.savefig(folder / f"{name}.png", dpi=120)
-    logger = AutoWandbLogger(name=f"reproduce {name}", save_dir=str(folder))
+    logger = AutoWandbLogger(name=f"reproduce {name}", save_dir=str(folder), group="reproduce", job_type="report")
     log_figure([logger], f"reproduce/{name}", drawn, runs[0].rounds)
     wandb.finish()
     print(

@@ -27,7 +27,7 @@ from lightning_fed.cli.tuning.space import GRAMMAR, arguments, read_space
 from lightning_fed.cli.tuning.study import StudyFile
 from lightning_fed.cli.tuning.trial import Runner
 from lightning_fed.store import Lease
-from lightning_fed.tracking.wandb import AutoWandbLogger, log_figure, log_table
+from lightning_fed.tracking import AutoWandbLogger, log_figure, log_table
 
 USAGE = "lightning-fed tune --config FILE --search KEY=RANGE ... [--rounds N | --bytes 20MB] [options of fit]"
 DESCRIPTION = f"""\

@@ -248,8 +248,16 @@ class Run:
         (self.folder / "run.json").write_text(json.dumps(facts, indent=1, default=str))
 
     def _logger(self) -> AutoWandbLogger:
-        name = f"{self.setting.name} {self.label} seed {self.seed}"
-        return AutoWandbLogger(name=name, group=f"{self.experiment} {self.setting.name}", save_dir=str(self.folder))
+        """A run of W&B in the group of all seeds, over which W&B then draws means."""
+        group = f"{self.setting.name} {self.label}"
+        facts = {"setting": self.setting.name, "label": self.label, "seed": self.seed}
+        return AutoWandbLogger(
+            name=f"{group} seed {self.seed}",
+            group=f"{self.experiment} {group}",
+            job_type=self.experiment,
+            config={"experiment": {"name": self.experiment, **facts}},
+            save_dir=str(self.folder),
+        )
 
 
 class Recorder(FederatedCallback):

@@ -76,10 +76,15 @@ def test_table_csv_figure_and_wandb_tell_what_was_run() -> None:
     assert found["FedAvg"]["MB"] == f"{4 * 10 * MODEL / 1e6:.3g}"
     assert found["FedAvg"]["train loss, round 2"] == f"{float(last['FedAvg']['train_loss']):.4f}"
     assert (out / "compare.png").stat().st_size > 10_000
-    assert "compare/figure" in read_run(out / "wandb").history[-1]
+    report = read_run(out / "wandb")
+    assert "compare/figure" in report.history[-1]
+    assert (report.group, report.job_type) == ("compare", "report")
     run = read_run(out / "synthetic-(1,1)" / "FedLin" / "seed_0")
     assert run.summary["federated/bytes_up"] == 5 * 30 * MODEL
     assert run.config["federated"]["sampler"]["name"] == "Full"
+    assert (run.group, run.job_type) == ("compare synthetic-(1,1) FedLin", "compare"), "one group for all seeds"
+    facts = {"name": "compare", "setting": "synthetic-(1,1)", "label": "FedLin", "seed": 0}
+    assert run.config["experiment"] == facts
 
 
 def test_an_algorithm_that_diverges_is_told_and_does_not_stop_the_others(capsys: pytest.CaptureFixture[str]) -> None:

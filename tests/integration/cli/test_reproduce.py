@@ -68,7 +68,9 @@ def test_fedadmm_and_feddr_are_one_run_to_rounding_and_all_of_it_is_written(caps
     assert f"{sent[-1] / 1e6:11.4g}" in next(line for line in printed.splitlines() if line.startswith("    3  FedAvg"))
     summary = read_run(out / "wandb")
     assert "reproduce/synthetic" in summary.history[-1]
+    assert (summary.group, summary.job_type) == ("reproduce", "report")
     run = read_run(out / "synthetic-(1,1)" / "FedDR" / "seed_0")
+    assert (run.group, run.job_type) == ("reproduce synthetic-(1,1) FedDR", "reproduce")
     assert [row["federated/objective"] for row in run.history if "federated/objective" in row] == pytest.approx(
         by_label["FedDR"]
     )

@@ -9,7 +9,8 @@ from torchmetrics import MeanSquaredError
 from torchmetrics.aggregation import MeanMetric
 from torchmetrics.classification import BinaryAUROC
 
-from lightning_fed.evaluation.names import direction, public_names, short_name
+from lightning_fed.core.direction import direction
+from lightning_fed.evaluation.names import public_names, short_name
 from lightning_fed.evaluation.results import ClientEvaluations, Evaluation, Spread, stated_directions
 
 
