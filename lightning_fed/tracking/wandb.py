@@ -54,6 +54,8 @@ class AutoWandbLogger(WandbLogger):
         save_dir = os.path.abspath(save_dir)  # W&B's own process may have been started in another folder
         os.makedirs(save_dir, exist_ok=True)
         super().__init__(project=project, save_dir=save_dir, name=name, offline=offline, **kwargs)
+        if self._wandb_init.get("anonymous") is None:  # Lightning passes it on, and W&B warns of a setting that is gone
+            self._wandb_init.pop("anonymous", None)
         self._log_model = log_model  # not by an argument, which Lightning refuses offline
         self._first_step = 0
         self.best_values = BestValues()
