@@ -40,7 +40,7 @@ class Synthetic(FederatedDataModule):
         dtype: of the samples; labels are int64.
         batch_size: of training batches.
         loading: other arguments of :class:`~lightning_fed.FederatedDataModule`: ``eval_batch_size`` (8192 by default),
-            ``drop_last``, ``sampler`` and ``loader_options``.
+            ``drop_last``, ``sampler``, ``val_fraction`` (a share of the 90 %, by default none) and ``loader_options``.
 
     Reference: arXiv:1812.06127.
 

@@ -48,6 +48,7 @@ from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.history import History
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
+from lightning_fed.trainer.model_choice import ModelChoice
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
 EngineName = Literal["auto", "sequential", "vectorized"]
@@ -192,6 +193,7 @@ class FederatedServer(FederatedCallback):
         self._history = History()
         self._data: Any = None  # the datamodule of the last fit, validation or test
         self._measured = Measured()
+        self._choice = ModelChoice()
         self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
         self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
 
@@ -394,6 +396,7 @@ class FederatedServer(FederatedCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_optimizers(trainer, self.algorithm)
+        self._choice.check(trainer)
         if self.rounds_done and (name := self._touched(trainer)):
             warnings.warn(
                 f"Parameter {name} is not what it was after round {self.rounds_done - 1}. The fit goes on with the"
@@ -435,9 +438,11 @@ class FederatedServer(FederatedCallback):
                     f"Validation changed parameter {name}. It is the server's again: evaluation trains nothing.",
                     stacklevel=2,
                 )
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "fit":
             validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
-            self._history.add(self.rounds_done - 1, validated)
+            self._choice.check(trainer, validated.keys())  # in the sanity check too, before round 0
+            if not trainer.sanity_checking:
+                self._history.add(self.rounds_done - 1, validated)
         self._reached(trainer, VALIDATED)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
