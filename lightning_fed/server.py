@@ -26,11 +26,14 @@ from lightning_fed.core.records import num_bytes
 from lightning_fed.core.round import Outcome
 from lightning_fed.core.table import Table
 from lightning_fed.core.validation import is_whole, one_of, whole
+from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
 from lightning_fed.evaluation.client_rows import Measured, client_rows
+from lightning_fed.evaluation.evaluate import evaluate_outside_fit
+from lightning_fed.evaluation.personal import federation_of
 from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_results_of
 from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
@@ -208,8 +211,9 @@ class FederatedServer(FederatedCallback):
     def history(self) -> Table:
         """One row per round: its number ``round``, every ``federated/*`` metric, and whatever else was logged in it.
 
-        It goes on after a resume. A metric that was not logged in a round, such as one that is evaluated every ten
-        rounds, is missing in its row (docs/results_as_data.md).
+        It goes on after a resume; ``trainer.validate`` and ``test`` in a new process read it from their checkpoint. A
+        metric that was not logged in a round, such as one that is evaluated every ten rounds, is missing in its row
+        (docs/results_as_data.md).
         """
         loop = None if self._trainer is None else self._trainer.fit_loop
         if self._trainer is not None and isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage != IDLE:
@@ -231,8 +235,9 @@ class FederatedServer(FederatedCallback):
         """One row per client, in the order of the data: its id, samples, visits, metrics, bytes and local steps.
 
         Metrics are those of the last evaluation in the fit, or of the last ``trainer.validate`` or ``trainer.test``:
-        of the server's model by split (``test_loss``), and of the client's own model on held-out data (``own_loss``)
-        where the evaluation measured it (docs/results_as_data.md).
+        of the server's model by split (``val_loss``, ``test_loss``), and of the client's own model on held-out data
+        (``own_loss``) where the evaluation measured it. Visits, bytes and steps are known after a fit
+        (docs/results_as_data.md).
         """
         if self._data is None:
             raise ValueError("There are no results by client yet. Read server.clients in or after trainer.fit or test.")
@@ -366,6 +371,8 @@ class FederatedServer(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
+        if self._trainer is None:  # validate or test in a new process
+            self._history = History(state_dict.get("history", ()))
 
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
         """Load the restored state; refuse checkpoints without one, and the state of another federation."""
@@ -443,7 +450,22 @@ class FederatedServer(FederatedCallback):
             self._choice.check(trainer, validated.keys())  # in the sanity check too, before round 0
             if not trainer.sanity_checking:
                 self._history.add(self.rounds_done - 1, validated)
+        elif isinstance(data := trainer.datamodule, FederatedDataModule):
+            self._evaluate_clients(trainer, "val" if data.has_split("val") else "test")
         self._reached(trainer, VALIDATED)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if isinstance(trainer.datamodule, FederatedDataModule):
+            self._evaluate_clients(trainer, "test")
+
+    def _evaluate_clients(self, trainer: pl.Trainer, split: str) -> None:
+        """Evaluate a split by client, after Lightning's own ``validate`` or ``test`` of all the data in it."""
+        if trainer.fast_dev_run or trainer.barebones or not trainer.datamodule.has_split(split):
+            return
+        if self.personal and federation_of(trainer) is None:
+            rank_zero_info("Results by client are of the server's model: personal parts are known after a fit only.")
+        expelled = () if self.federation is None else self.federation.expelled
+        self.note_clients(trainer, Measured(evaluate_outside_fit(trainer, split, expelled)))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reached(trainer, ENDED)

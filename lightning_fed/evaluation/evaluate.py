@@ -75,6 +75,18 @@ def evaluate_splits(
         return found
 
 
+def evaluate_outside_fit(
+    trainer: pl.Trainer, split: str, left_out: Container[ClientId] = ()
+) -> dict[str, ClientEvaluations]:
+    """Evaluate one split by client in Lightning's ``validate`` or ``test``, whose own results stay as they are."""
+    stage = trainer.state.stage
+    trainer.training = True  # the module then logs to the results that `measuring` sets aside
+    try:
+        return evaluate_splits(trainer, left_out, (split,))
+    finally:
+        trainer.state.stage = stage
+
+
 def client_losses(trainer: pl.Trainer, split: str, ids: Sequence[ClientId]) -> dict[ClientId, float]:
     """Loss of the module's model on the data of some clients; NaN if the module reports none."""
     with measuring(trainer) as state:

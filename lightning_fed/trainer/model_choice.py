@@ -20,9 +20,9 @@ VALIDATION = re.compile(r"^(val|valid|validation|eval)([\W_]|$)", re.IGNORECASE)
 class ModelChoice:
     """Tells once of each callback that chooses a model by test data.
 
-    A callback chooses if it has a ``monitor``: ``EarlyStopping``, ``ModelCheckpoint``, ``OptunaPruning``, ... Metrics of
-    validation are metrics of test data if the data have no validation split, because validation then reads the test
-    split. Which these are, their names say before validation has run, and validation itself afterwards.
+    A callback chooses if it has a ``monitor``: ``EarlyStopping``, ``ModelCheckpoint``, ``OptunaPruning`` and others.
+    Metrics of validation are metrics of test data if the data have no validation split, because validation then reads
+    the test split. Which these are, their names say before validation has run, and validation itself afterwards.
     """
 
     def __init__(self) -> None:
