@@ -76,6 +76,7 @@ class Synthetic(FederatedDataModule):
                 f"Synthetic.seed must be at most 2**32 - 2, the limit of legacy NumPy streams, got {seed}."
             )
         one_of(self, "dtype", ("float32", "float64"))
+        self.description = "synthetic-iid" if iid else f"synthetic-({a:g},{b:g})"
 
     def setup(self, stage: str | None = None) -> None:
         if self.has_split("train"):

@@ -161,17 +161,17 @@ def _append(path: Path, columns: list[str], rows: list[list[Any]]) -> None:
         writer.writerows(dict(zip(columns, row, strict=True)) for row in rows)
 
 
-def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
-    """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log.
+def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> list[Path]:
+    """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log; the PNGs that were written.
 
     >>> import tempfile
     >>> from matplotlib.figure import Figure
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     logger = CSVLogger(folder)
-    ...     log_figure([logger], "curves/loss", Figure(figsize=(1, 1)), step=3)
-    ...     [path.name for path in Path(logger.log_dir).glob("*.png")]
+    ...     [path.name for path in log_figure([logger], "curves/loss", Figure(figsize=(1, 1)), step=3)]
     ['curves_loss.png']
     """
+    written = []
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb
@@ -180,7 +180,9 @@ def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) 
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_figure(name, figure, step, close=False)
         elif isinstance(logger, CSVLogger):
-            figure.savefig(_folder(logger) / f"{name.replace('/', '_')}.png", dpi=120)
+            written.append(_folder(logger) / f"{name.replace('/', '_')}.png")
+            figure.savefig(written[-1], dpi=120)
+    return written
 
 
 def _folder(logger: CSVLogger) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lightning_fed.callbacks.figure import megabytes
+from lightning_fed.callbacks.curves import megabytes
 from lightning_fed.cli.experiments.report import CURVES, MEGABYTES, ROUND, curve, spread, wrapped
 from lightning_fed.cli.experiments.run import CLIENTS_PER_ROUND, Row, Run
 from lightning_fed.cli.experiments.settings import CLIENTS
