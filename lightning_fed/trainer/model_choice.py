@@ -47,10 +47,18 @@ def monitors(trainer: pl.Trainer) -> Iterator[tuple[Any, str]]:
             yield callback, name
 
 
+def is_of_validation(name: str) -> bool:
+    """Whether the name of a metric says that it is one of validation data.
+
+    >>> [is_of_validation(name) for name in ("val_loss", "federated/val_f1_worst", "federated/objective", "valence")]
+    [True, True, False, False]
+    """
+    return VALIDATION.search(name.removeprefix("federated/")) is not None
+
+
 def needs_validation(trainer: pl.Trainer) -> list[tuple[Any, str]]:
-    """Callbacks that choose by a metric whose name says that it is one of validation data."""
-    found = [(callback, name.removeprefix("federated/"), name) for callback, name in monitors(trainer)]
-    return [(callback, name) for callback, short, name in found if VALIDATION.search(short)]
+    """Callbacks that choose by a metric of validation data, and its name."""
+    return [(callback, name) for callback, name in monitors(trainer) if is_of_validation(name)]
 
 
 def _validates_test_data(trainer: pl.Trainer) -> bool:
