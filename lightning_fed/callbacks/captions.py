@@ -33,10 +33,11 @@ def short(algorithm: Algorithm[Any, Any, Any]) -> str:
     >>> short(FedADMM()), short(FedADMM(eta=0.1 + 0.2, mean="active"))
     ('FedADMM', "FedADMM(eta=0.3, mean='active')")
     """
-    own = [field for field in dataclasses.fields(algorithm) if field.init and field.repr]
-    values = {field.name: getattr(algorithm, field.name) for field in own}
-    changed = [f"{field.name}={_value(values[field.name])}" for field in own if values[field.name] != field.default]
-    return type(algorithm).__name__ + (f"({', '.join(changed)})" if changed else "")
+    name, own = type(algorithm).__name__, dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    values = {field.name: (getattr(algorithm, field.name), field.default) for field in own if field.init and field.repr}
+    # by text, because values may hold tensors, which have no single truth
+    changed = [f"{key}={_value(value)}" for key, (value, default) in values.items() if repr(value) != repr(default)]
+    return f"{name}({', '.join(changed)})" if changed else name
 
 
 def counted(number: int, noun: str) -> str:

@@ -28,7 +28,7 @@ class HoldOut(pl.Callback):
         self.why, self.fraction, self.tell = why, fraction, tell
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        data = trainer.datamodule  # type: ignore[attr-defined]
+        data = trainer.datamodule
         if stage != "fit" or data.has_split("val"):
             return
         data.hold_out_validation(self.fraction)
