@@ -33,7 +33,9 @@ def short(algorithm: Algorithm[Any, Any, Any]) -> str:
     >>> short(FedADMM()), short(FedADMM(eta=0.1 + 0.2, mean="active"))
     ('FedADMM', "FedADMM(eta=0.3, mean='active')")
     """
-    name, own = type(algorithm).__name__, dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    name, own = type(algorithm).__name__, list[dataclasses.Field[Any]]()
+    if dataclasses.is_dataclass(algorithm):
+        own = list(dataclasses.fields(algorithm))
     values = {field.name: (getattr(algorithm, field.name), field.default) for field in own if field.init and field.repr}
     # by text, because values may hold tensors, which have no single truth
     changed = [f"{key}={_value(value)}" for key, (value, default) in values.items() if repr(value) != repr(default)]
