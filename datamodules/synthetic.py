@@ -40,7 +40,7 @@ class Synthetic(FederatedDataModule):
         dtype: of the samples; labels are int64.
         batch_size: of training batches.
         loading: other arguments of :class:`~lightning_fed.FederatedDataModule`: ``eval_batch_size`` (8192 by default),
-            ``drop_last``, ``sampler`` and ``loader_options``.
+            ``drop_last``, ``sampler``, ``val_fraction`` (a share of the 90 %, by default none) and ``loader_options``.
 
     Reference: arXiv:1812.06127.
 
@@ -76,6 +76,7 @@ class Synthetic(FederatedDataModule):
                 f"Synthetic.seed must be at most 2**32 - 2, the limit of legacy NumPy streams, got {seed}."
             )
         one_of(self, "dtype", ("float32", "float64"))
+        self.description = "synthetic-iid" if iid else f"synthetic-({a:g},{b:g})"
 
     def setup(self, stage: str | None = None) -> None:
         if self.has_split("train"):

@@ -27,11 +27,14 @@ from lightning_fed.core.round import Outcome
 from lightning_fed.core.server_part import RECORDS, RUNS
 from lightning_fed.core.table import Table
 from lightning_fed.core.validation import is_whole, one_of, whole
+from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
 from lightning_fed.evaluation.client_rows import Measured, client_rows
+from lightning_fed.evaluation.evaluate import evaluate_outside_fit
+from lightning_fed.evaluation.personal import federation_of
 from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_results_of
 from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
@@ -51,6 +54,7 @@ from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.history import History
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
+from lightning_fed.trainer.model_choice import ModelChoice
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 
 EngineName = Literal["auto", "sequential", "vectorized"]
@@ -195,6 +199,7 @@ class FederatedServer(FederatedCallback):
         self._history = History()
         self._data: Any = None  # the datamodule of the last fit, validation or test
         self._measured = Measured()
+        self._choice = ModelChoice()
         self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
         self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
 
@@ -209,8 +214,9 @@ class FederatedServer(FederatedCallback):
     def history(self) -> Table:
         """One row per round: its number ``round``, every ``federated/*`` metric, and whatever else was logged in it.
 
-        It goes on after a resume. A metric that was not logged in a round, such as one that is evaluated every ten
-        rounds, is missing in its row (docs/results_as_data.md).
+        It goes on after a resume; ``trainer.validate`` and ``test`` in a new process read it from their checkpoint. A
+        metric that was not logged in a round, such as one that is evaluated every ten rounds, is missing in its row
+        (docs/results_as_data.md).
         """
         loop = None if self._trainer is None else self._trainer.fit_loop
         if self._trainer is not None and isinstance(loop, FederatedFitLoop) and loop.epoch_loop.stage != IDLE:
@@ -232,8 +238,9 @@ class FederatedServer(FederatedCallback):
         """One row per client, in the order of the data: its id, samples, visits, metrics, bytes and local steps.
 
         Metrics are those of the last evaluation in the fit, or of the last ``trainer.validate`` or ``trainer.test``:
-        of the server's model by split (``test_loss``), and of the client's own model on held-out data (``own_loss``)
-        where the evaluation measured it (docs/results_as_data.md).
+        of the server's model by split (``val_loss``, ``test_loss``), and of the client's own model on held-out data
+        (``own_loss``) where the evaluation measured it. Visits, bytes and steps are known after a fit
+        (docs/results_as_data.md).
         """
         if self._data is None:
             raise ValueError("There are no results by client yet. Read server.clients in or after trainer.fit or test.")
@@ -369,6 +376,8 @@ class FederatedServer(FederatedCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
+        if self._trainer is None:  # validate or test in a new process
+            self._history = History(state_dict.get("history", ()))
 
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
         """Load the restored state; refuse checkpoints without one, and the state of another federation."""
@@ -399,6 +408,7 @@ class FederatedServer(FederatedCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_optimizers(trainer, self.algorithm)
+        self._choice.check(trainer)
         if self.rounds_done and (name := self._touched(trainer)):
             warnings.warn(
                 f"Parameter {name} is not what it was after round {self.rounds_done - 1}. The fit goes on with the"
@@ -440,10 +450,27 @@ class FederatedServer(FederatedCallback):
                     f"Validation changed parameter {name}. It is the server's again: evaluation trains nothing.",
                     stacklevel=2,
                 )
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+        if trainer.state.fn == "fit":
             validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
-            self._history.add(self.rounds_done - 1, validated)
+            self._choice.check(trainer, validated.keys())  # in the sanity check too, before round 0
+            if not trainer.sanity_checking:
+                self._history.add(self.rounds_done - 1, validated)
+        elif isinstance(data := trainer.datamodule, FederatedDataModule):
+            self._evaluate_clients(trainer, "val" if data.has_split("val") else "test")
         self._reached(trainer, VALIDATED)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if isinstance(trainer.datamodule, FederatedDataModule):
+            self._evaluate_clients(trainer, "test")
+
+    def _evaluate_clients(self, trainer: pl.Trainer, split: str) -> None:
+        """Evaluate a split by client, after Lightning's own ``validate`` or ``test`` of all the data in it."""
+        if trainer.fast_dev_run or trainer.barebones or not trainer.datamodule.has_split(split):
+            return
+        if self.personal and federation_of(trainer) is None:
+            rank_zero_info("Results by client are of the server's model: personal parts are known after a fit only.")
+        expelled = () if self.federation is None else self.federation.expelled
+        self.note_clients(trainer, Measured(evaluate_outside_fit(trainer, split, expelled)))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._reached(trainer, ENDED)

@@ -53,7 +53,8 @@ class FEMNIST(FederatedDataModule):
         pixels: a :class:`Pixels` with ``invert`` and ``dtype``.
         seed: of the choice of writers, the split, and the generator.
         loading: arguments of :class:`~lightning_fed.FederatedDataModule`, such as ``batch_size`` (10 by default),
-            ``eval_batch_size`` (512), ``drop_last``, ``sampler`` and ``loader_options``.
+            ``eval_batch_size`` (512), ``drop_last``, ``sampler``, ``val_fraction`` (a share of the characters that a
+            writer has to train on, by default none) and ``loader_options``.
 
     Each of the four groups may be given as a mapping:
 

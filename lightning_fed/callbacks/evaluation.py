@@ -40,12 +40,13 @@ class _Measured(Measured):
 class ClientEvaluation(FederatedCallback):
     """Evaluates the server's model on every client, and each client's own model (``own_*``) on its data.
 
-    Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), and on the training data and the
-    test (or else validation) data of all clients the sample-weighted mean of every metric that the evaluated step logs:
-    ``federated/train_loss``, ``test_loss``, ``test_accuracy``, ``test_f1`` and so on; for held-out data also ``_sd``,
-    ``_worst_decile`` and ``_worst`` over clients. More rarely it logs a table and histograms by client, with columns
-    ``own_*`` for the client's own x_i on its own data, and the bytes it has received and sent; and a table of
-    means, spreads and worst clients by metric (docs/metrics.md).
+    Logs ``federated/objective`` (the weighted mean of the clients' losses plus g), and on the training, validation and
+    test data of all clients, as far as there are any, the sample-weighted mean of every metric that the evaluated step
+    logs: ``federated/train_loss``, ``val_loss``, ``test_loss``, ``test_accuracy``, ``test_f1`` and so on; for
+    validation and test data also ``_sd``, ``_worst_decile`` and ``_worst`` over clients. More rarely it logs a table
+    and histograms by client, with columns ``own_*`` for the client's own x_i on its own test (or else validation)
+    data, and the bytes it has received and sent; and a table of means, spreads and worst clients by metric
+    (docs/metrics.md).
 
     The loss is what ``training_step`` returns in evaluation mode (``validation_step`` if optimisation is manual),
     the accuracy the first metric the step logs whose name contains "acc". A client whose loss is not finite makes the
@@ -209,7 +210,8 @@ class ClientEvaluation(FederatedCallback):
         if g.constrained:
             metrics["federated/violation"] = float((x_bar - g.prox(x_bar, 0.0)).norm())
         splits = list(measured.splits)
-        wide = tuple(f"{split}_" for split in {"held_out": splits[-1:], "all": splits, "none": []}[self.spread])
+        held_out = splits[1:] or splits
+        wide = tuple(f"{split}_" for split in {"held_out": held_out, "all": splits, "none": []}[self.spread])
         for name, spread in spreads.items():
             metrics[f"federated/{name}"] = spread.mean
             if name.startswith(wide):

@@ -17,6 +17,7 @@ from jsonargparse import set_parsing_settings
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_fed.cli.bases import BaseParser
+from lightning_fed.cli.holding_out import hold_out_where_needed
 from lightning_fed.cli.interruption import resumable, resume_from, terminable
 from lightning_fed.cli.refusals import check_checkpoint, one_line, refusal, refusal_of_value, unwrapped
 from lightning_fed.data.datamodule import FederatedDataModule
@@ -73,6 +74,7 @@ class FederatedCLI(LightningCLI):
         super().instantiate_classes()
         if self.subcommand in (None, "fit"):
             check_trainer(self.trainer)
+            hold_out_where_needed(self.trainer)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Report a config that cannot be read as the parser reports a value that it refuses."""

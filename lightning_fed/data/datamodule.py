@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
-from lightning_fed.core.validation import whole
+from lightning_fed.core.validation import below_one, whole
 from lightning_fed.data.huggingface import deal, formatted, splits_of
 from lightning_fed.data.loading import (
     Collate,
@@ -29,6 +29,7 @@ from lightning_fed.data.partition import Rule, deal_samples, hold_out, num_sampl
 from lightning_fed.data.tensor_loader import Memory, TensorLoader, in_memory
 from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
+from lightning_fed.data.validation_share import VAL_FRACTION, hold_out_share
 from lightning_fed.lightning import pl, tell_checkpoints
 from lightning_fed.lightning.package import watch_mixtures
 
@@ -42,7 +43,8 @@ class FederatedDataModule(pl.LightningDataModule):
     """One dataset per client.
 
     Under :class:`~lightning_fed.FederatedServer` every client trains on its own data; under a plain ``Trainer`` the
-    same datamodule pools them, which is the centralised baseline. Validation falls back to the test data.
+    same datamodule pools them, which is the centralised baseline. Without validation data, validation reads the test
+    data: to choose a model by it (early stopping, best checkpoint), give ``val`` or ``val_fraction``.
 
     Args:
         train: training data, by client: a mapping from id to dataset, or a list of pairs ``(id, dataset)``; the clients
@@ -53,6 +55,8 @@ class FederatedDataModule(pl.LightningDataModule):
         drop_last: leave out the short last batch of a training epoch; ``local_steps`` has no short batches.
         sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
             torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
+        val_fraction: share of its training samples that every client holds out for validation, at random, in the place
+            of ``val``: at least one sample of a client that has two or more. By default none.
         loader_options: arguments of ``DataLoader`` by name, for training and evaluation alike: ``collate_fn``,
             ``num_workers``, ``pin_memory``, ... ``collate_fn`` makes a batch from a list of samples; a batch may be
             anything that your module takes, and is weighted by the number of its samples. Without a ``collate_fn``,
@@ -94,6 +98,7 @@ class FederatedDataModule(pl.LightningDataModule):
         eval_batch_size: int = 1024,
         drop_last: bool = False,
         sampler: EpochSampler | None = None,
+        val_fraction: float = 0.0,
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -103,6 +108,8 @@ class FederatedDataModule(pl.LightningDataModule):
         self.drop_last = drop_last
         whole(self, "batch_size", 1)
         whole(self, "eval_batch_size", 1)
+        self.val_fraction = val_fraction
+        below_one(self, "val_fraction", "It is the share of its training samples that a client holds out.")
         check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
         if sampler is not None:
             self.sampler = sampler
@@ -214,7 +221,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return data
 
     def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
-        """Set and check the data of one split; set ``"train"`` first.
+        """Set and check the data of one split; set ``"train"`` first. ``val_fraction`` takes its share of these.
 
         Args:
             strangers: whether the split may hold clients without training data, which are evaluated but not visited.
@@ -233,7 +240,26 @@ class FederatedDataModule(pl.LightningDataModule):
                     f"Client {unknown[0]!r} has {name} data, but no train data ({len(unknown)} such clients). "
                     f"There are train data of {_some(splits['train'])}."
                 )
+        if self.val_fraction and split == "val":
+            raise ValueError(f"Got both val data and val_fraction={self.val_fraction}. Give one of them.")
         self.splits = splits
+        if self.val_fraction and split == "train":
+            self.hold_out_validation(self.val_fraction)
+
+    def hold_out_validation(self, fraction: float = VAL_FRACTION) -> None:
+        """Make a share of every client's training samples its validation data, in the place of those it had.
+
+        Which samples these are depends on the client's id and its number of samples, not on any seed.
+
+        >>> data = FederatedDataModule({"ann": list(range(20)), "bob": list(range(40))})
+        >>> data.hold_out_validation(0.1)
+        >>> data.num_examples("ann"), len(data.client_dataset("bob", "val"))
+        (18, 4)
+        """
+        if not 0 < fraction < 1:
+            raise ValueError(f"The share to hold out for validation must lie in (0, 1), got {fraction!r}. Try 0.1.")
+        train, val = hold_out_share(self._members("train"), fraction)
+        self.splits = {**self.splits, "train": train, "val": val}
 
     @property
     def trainer(self) -> pl.Trainer | None:
@@ -338,7 +364,10 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._dataloader(pool, batch_size=self.batch_size, drop_last=self.drop_last, **order)
 
     def val_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The validation data of all clients, else their test data, else none: Lightning then skips validation."""
+        """The validation data of all clients, else their test data, else none: Lightning then skips validation.
+
+        A fit that stops early or keeps a best checkpoint by what is measured on test data warns.
+        """
         for split in ("val", "test"):
             if self.has_split(split):
                 return self._pooled_eval_dataloader(split)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_fed.core.layout import Layout
 from lightning_fed.core.memory import ClientId
+from lightning_fed.data.datamodule import SPLITS
 from lightning_fed.data.loading import counted
 from lightning_fed.evaluation.by_sample import MANY, Models, evaluate_together
 from lightning_fed.evaluation.logged import evaluation_of, reset_metrics
@@ -58,19 +59,32 @@ class EvaluationError(RuntimeError):
     """A client's data could not be evaluated; the message names the client, the cause is chained."""
 
 
-def evaluate_splits(trainer: pl.Trainer, left_out: Container[ClientId] = ()) -> dict[str, ClientEvaluations]:
-    """Evaluate the module's model on every client's train data and test (or else validation) data.
+def evaluate_splits(
+    trainer: pl.Trainer, left_out: Container[ClientId] = (), splits: Sequence[str] = SPLITS
+) -> dict[str, ClientEvaluations]:
+    """Evaluate the module's model on every client's train, validation and test data, as far as there are any.
 
     Clients that are ``left_out`` are no part of the federation any more.
     """
     data: Any = trainer.datamodule
-    held_out = [split for split in ("test", "val") if data.has_split(split)]
     with measuring(trainer) as state:
         found = {}
-        for split in ["train", *held_out[:1]]:
+        for split in (split for split in splits if data.has_split(split)):
             ids = [cid for cid in data.split_ids(split) if cid not in left_out]
             found[split] = ClientEvaluations(_evaluate_all(trainer, split, ids, state))
         return found
+
+
+def evaluate_outside_fit(
+    trainer: pl.Trainer, split: str, left_out: Container[ClientId] = ()
+) -> dict[str, ClientEvaluations]:
+    """Evaluate one split by client in Lightning's ``validate`` or ``test``, whose own results stay as they are."""
+    stage = trainer.state.stage
+    trainer.training = True  # the module then logs to the results that `measuring` sets aside
+    try:
+        return evaluate_splits(trainer, left_out, (split,))
+    finally:
+        trainer.state.stage = stage
 
 
 def client_losses(trainer: pl.Trainer, split: str, ids: Sequence[ClientId]) -> dict[ClientId, float]:

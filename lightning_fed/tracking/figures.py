@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_fed.lightning import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -12,19 +13,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
+def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> list[Path]:
     """Log a figure, as an image in W&B, TensorBoard, MLflow and Comet, and as a PNG in the folder of other logs.
 
+    Returns the PNG files.
+
     >>> import tempfile
-    >>> from pathlib import Path
     >>> from matplotlib.figure import Figure
     >>> from lightning_fed.lightning import CSVLogger
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     logger = CSVLogger(folder)
-    ...     log_figure([logger], "curves/loss", Figure(figsize=(1, 1)), step=3)
-    ...     [path.name for path in Path(logger.log_dir).glob("*.png")]
+    ...     [path.name for path in log_figure([logger], "curves/loss", Figure(figsize=(1, 1)), step=3)]
     ['curves_loss.png']
     """
+    written = []
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb
@@ -37,4 +39,6 @@ def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) 
         elif isinstance(logger, CometLogger):
             logger.experiment.log_figure(name, figure, step=step)
         elif (folder := folder_of(logger)) is not None:
-            figure.savefig(file_of(folder, name, "png"), dpi=120)
+            written.append(file_of(folder, name, "png"))
+            figure.savefig(written[-1], dpi=120)
+    return written

@@ -36,8 +36,9 @@ def command_line() -> Iterator[None]:
 
 
 def tune(out: Path, *args: str, fit: list[str] = FIT) -> None:
+    """Compare trials by the training objective, as long as ``args`` say nothing else: without held-out data."""
     with command_line():
-        main(["tune", *fit, f"--out={out}", *args])
+        main(["tune", "--objective=federated/objective", *fit, f"--out={out}", *args])
 
 
 def table(out: Path) -> list[dict[str, str]]:

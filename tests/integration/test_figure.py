@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import FinalFigure
-from lightning_fed.callbacks.figure import draw
+from lightning_fed.callbacks.curves import draw
 
 
 def server(**kwargs: Any) -> FederatedServer:
@@ -176,6 +176,54 @@ def test_curves_begin_at_round_one_and_leave_out_what_is_missing() -> None:
     assert curves(figure) == {"objective": [(1, 3.0), (3, 1.0)], "test accuracy": [(3, 0.5)]}
     assert figure.get_suptitle() == "A title"
     assert [axes.get_xlabel() for axes in figure.axes] == ["round", "round"]
+
+
+def sent(*megabytes: float) -> list[dict[str, float]]:
+    """A history in which so many megabytes have been sent after the rounds."""
+    names = ("federated/bytes_down", "federated/bytes_up")
+    rows = [{"round": k, **dict.fromkeys(names, 5e5 * total)} for k, total in enumerate(megabytes)]
+    return [{**row, "federated/objective": 1 / (1 + row["round"])} for row in rows]
+
+
+@pytest.mark.parametrize("megabytes", [(2, 4, 6), (5, 7, 9)], ids=["from 0", "with a start"])
+def test_megabytes_that_only_rescale_rounds_are_an_axis_and_no_panel(megabytes: tuple[float, ...]) -> None:
+    figure = draw(sent(*megabytes))
+    (panel,) = figure.axes
+    (above,) = panel.child_axes
+    assert above.get_xlabel() == "megabytes received and sent"
+    panel.set_xlim(1, 3)
+    figure.draw_without_rendering()
+    assert above.get_xlim() == pytest.approx((megabytes[0], megabytes[2]))
+
+
+def test_rounds_that_send_unlike_amounts_have_panels_by_megabytes() -> None:
+    figure = draw(sent(2, 3, 6))
+    assert [panel.get_xlabel() for panel in figure.axes] == ["round", "megabytes received and sent"]
+    assert not any(panel.child_axes for panel in figure.axes)
+    assert list(figure.axes[1].get_lines()[0].get_xdata()) == [2, 3, 6]
+
+
+def test_the_figure_names_data_and_settings_and_labels_both_axes_of_every_panel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs))
+    )
+    data, logger = classification(val_fraction=0.2), CSVLogger(tmp_path)
+    data.description = "four unlike clients"
+    trainer = quiet_trainer(server(), 3, callbacks=[FinalFigure(tmp_path / "f.png")], logger=logger)
+    with caplog.at_level("INFO"):
+        trainer.fit(Net(), datamodule=data)
+    figure = drawn[0]
+    assert figure.get_suptitle() == "FedADMM on four unlike clients"
+    assert figure.get_supxlabel() == "FedADMM, 2 of 4 clients per round, 3 local steps, 3 rounds, seed 0"
+    assert [panel.get_ylabel() for panel in figure.axes] == ["loss", "accuracy"]
+    assert [panel.get_xlabel() for panel in figure.axes] == ["round", "round"]
+    assert {"train loss", "val loss", "test loss", "val accuracy"} <= curves(figure).keys()
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Figure: ")]
+    assert lines == [f"Figure: {tmp_path / 'f.png'}, {Path(logger.log_dir) / 'federated_figure.png'}"]
 
 
 def test_without_evaluation_other_metrics_are_drawn() -> None:

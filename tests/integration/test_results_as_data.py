@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from lightning_fed import FederatedServer
+from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM
 
 
@@ -71,3 +73,79 @@ def test_a_callback_reads_the_round_that_has_just_been_played() -> None:
 def test_clients_before_a_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="no results by client yet"):
         server().clients  # noqa: B018
+
+
+# -- trainer.validate and trainer.test ------------------------------------------------------------------------------
+
+
+def three_splits() -> FederatedDataModule:
+    return classification(val_fraction=0.3)
+
+
+def mean_of(rows: list[dict[str, Any]], data: FederatedDataModule, split: str, metric: str) -> float:
+    sizes = {cid: len(data.client_dataset(cid, split)) for cid in data.split_ids(split)}
+    return sum(sizes[row["client"]] * row[f"{split}_{metric}"] for row in rows) / sum(sizes.values())
+
+
+def test_validation_data_have_their_columns_beside_those_of_training_and_test() -> None:
+    kept, data = server(), three_splits()
+    quiet_trainer(kept, 2).fit(Net(), datamodule=data)
+    last = kept.history[-1]
+    for split in ("train", "val", "test"):
+        for metric in ("loss", "accuracy"):
+            assert mean_of(kept.clients, data, split, metric) == pytest.approx(last[f"federated/{split}_{metric}"])
+    spreads = {f"federated/{split}_loss_worst" for split in ("val", "test")}
+    assert {name for name in last if name.endswith("loss_worst")} == spreads
+    assert last["federated/val_loss"] == pytest.approx(last["val_loss"])  # Lightning's own, over all clients' data
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_validate_and_test_have_results_by_client_that_agree_with_the_servers(split: str) -> None:
+    kept, data, module = server(), three_splits(), Net()
+    trainer = quiet_trainer(kept, 1)
+    trainer.fit(module, datamodule=data)
+    (found,) = (trainer.validate if split == "val" else trainer.test)(module, datamodule=data, verbose=False)
+    rows = kept.clients
+    assert mean_of(rows, data, split, "loss") == pytest.approx(found[f"{split}_loss"])
+    assert mean_of(rows, data, split, "accuracy") == pytest.approx(found[f"{split}_acc"])
+    assert rows.column("visits") == [1] * len(rows)
+    assert not {name for name in rows.columns if name.startswith("test" if split == "val" else "val")}
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_without_a_fit_a_checkpoint_gives_the_same_rows_by_client(split: str, tmp_path: Path) -> None:
+    kept, data = server(), three_splits()
+    fitted = quiet_trainer(kept, 2)
+    fitted.fit(Net(), datamodule=data)
+    fitted.save_checkpoint(tmp_path / "x.ckpt")
+    fresh = server()  # as in a new process
+    trainer, options = quiet_trainer(fresh), {"datamodule": three_splits(), "verbose": False}
+    (trainer.validate if split == "val" else trainer.test)(Net(), ckpt_path=tmp_path / "x.ckpt", **options)
+    name = f"{split}_loss"
+    assert fresh.clients.column(name) == pytest.approx(kept.clients.column(name))
+    assert fresh.clients.column("client") == data.client_ids
+    assert fresh.history == kept.history
+
+
+def test_a_test_by_client_leaves_the_fit_and_its_own_results_as_they_are() -> None:
+    def final(tested: bool) -> tuple[pl.LightningModule, pl.Trainer]:
+        module, data = Net(dropout=0.5, norm=True), classification()
+        trainer = quiet_trainer(server(), 2)
+        trainer.fit(module, datamodule=data)
+        if tested:
+            plain = quiet_trainer().test(module, datamodule=classification(), verbose=False)
+            assert trainer.test(module, datamodule=data, verbose=False) == plain
+            assert set(trainer.callback_metrics) == {"test_loss", "test_acc"}
+        trainer.fit_loop.max_epochs = 4
+        trainer.fit(module, datamodule=data)
+        return module, trainer
+
+    (with_it, _), (without, _) = final(True), final(False)
+    assert all(torch.equal(a, b) for a, b in zip(with_it.parameters(), without.parameters(), strict=True))
+
+
+def test_validation_without_validation_data_is_told_by_its_name() -> None:
+    kept, data = server(), classification()
+    quiet_trainer(kept).validate(Net(), datamodule=data, verbose=False)
+    assert "test_loss" in kept.clients.columns
+    assert not {name for name in kept.clients.columns if name.startswith("val")}

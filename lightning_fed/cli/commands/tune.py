@@ -22,18 +22,20 @@ from lightning_fed.cli.tuning import report
 from lightning_fed.cli.tuning.config import Config, read_config, resolve, try_config
 from lightning_fed.cli.tuning.halving import Halving, ranking
 from lightning_fed.cli.tuning.journal import Journal, Trial
-from lightning_fed.cli.tuning.plan import Budget, Objective, Plan, parse_bytes, rungs
+from lightning_fed.cli.tuning.plan import DEFAULT, Budget, Objective, Plan, parse_bytes, rungs
 from lightning_fed.cli.tuning.space import GRAMMAR, arguments, read_space
 from lightning_fed.cli.tuning.study import StudyFile
 from lightning_fed.cli.tuning.trial import Runner
+from lightning_fed.data.validation_share import VAL_FRACTION
 from lightning_fed.store import Lease
 from lightning_fed.tracking import AutoWandbLogger, log_figure, log_table
 
 USAGE = "lightning-fed tune --config FILE --search KEY=RANGE ... [--rounds N | --bytes 20MB] [options of fit]"
 DESCRIPTION = f"""\
 Search hyper-parameters with Optuna by successive halving: all trials go to the first rung, the best of them on to the
-next, bit for bit as if they had not stopped. A range is {GRAMMAR}. Trials are compared by a metric of the training or
-validation data, never of the test data. Repeat an interrupted command to resume it."""
+next, bit for bit as if they had not stopped. A range is {GRAMMAR}. Trials are compared by a metric of the validation or
+training data, never of the test data; without a validation split clients hold out a share of their training data.
+Repeat an interrupted command to resume it."""
 EPILOG = """\
 example:
   lightning-fed tune --config configs/synthetic_fedadmm.yaml --search federated.algorithm.eta=log:0.01:10 \\
@@ -58,6 +60,7 @@ def main(args: list[str] | None = None) -> None:
             objective,
             asked.sampler,
             asked.seed,
+            asked.val_fraction,
         )
     except (ImportError, ValueError) as error:
         parser.error(str(error))
@@ -85,8 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--bytes", type=_bytes, metavar="SIZE", help="budget of a trial in bytes received and sent, such as 20MB")
     add("--min-bytes", type=_bytes, metavar="SIZE", help="the first rung (default: bytes / reduction^3)")
     add("--reduction", type=_two_or_more, default=2, help="one of so many trials goes on (default: %(default)s)")
-    add("--objective", default=OBJECTIVE, metavar="METRIC", help="metric to minimise (default: %(default)s)")
+    add("--objective", default=DEFAULT, metavar="METRIC", help="metric to minimise (default: %(default)s)")
     add("--maximize", action="store_true", help="maximise the metric")
+    add(
+        "--val-fraction",
+        type=float,
+        default=VAL_FRACTION,
+        metavar="SHARE",
+        help="share of training data that clients hold out if there is no validation split (default: %(default)s)",
+    )
     add("--sampler", choices=("tpe", "random"), default="tpe", help="Optuna's sampler (default: %(default)s)")
     add("--seed", type=int, default=0, help="seed of the sampler; trials have the config's seed_everything")
     add("--name", help="name of the tune, and of its group in W&B (default: the name of the folder)")
@@ -132,11 +142,14 @@ def _tune(plan: Plan, journal: Journal, args: Sequence[str], name: str, config: 
         _warn_of_moving_objective(plan)
         print(plan.describe(), flush=True)
         study = StudyFile(plan, journal.folder / "optuna.log", name)
-        trials = Halving(plan, journal, study, Runner(plan, args, journal, name).go).run()
+        runner = Runner(plan, args, journal, name)
+        trials = Halving(plan, journal, study, runner.go).run()
         if not any(trial.alive for trial in trials):
             first = trials[0].last
             raise ValueError(f"No trial came to an end. Trial 0 {first.state}: {first.why}")
         _report(plan, journal, trials, args)
+        if runner.told:
+            print("        trains on all training data, the share that trials held out for validation included.")
         if (logger := config["trainer"]["logger"]) is not False:
             options = logger.get("init_args", {}) if isinstance(logger, dict) else {}
             _log(plan, journal.folder, trials, name, options.get("project", "lightning-fed"))
@@ -145,7 +158,7 @@ def _tune(plan: Plan, journal: Journal, args: Sequence[str], name: str, config: 
 def _warn_of_moving_objective(plan: Plan) -> None:
     moving = [p.key for p in plan.space if {"g", "weights"} & set(p.key.split(".")) and p.key.startswith("federated.")]
     if plan.objective.name == OBJECTIVE and moving:
-        print(f"Note: {moving[0]} changes {OBJECTIVE} itself. Compare by another metric, such as a validation loss.")
+        print(f"Note: {moving[0]} changes {OBJECTIVE} itself. Compare by another metric, such as {DEFAULT}.")
 
 
 def _report(plan: Plan, journal: Journal, trials: Sequence[Trial], args: Sequence[str]) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_fed.callbacks.figure import megabytes
+from lightning_fed.callbacks.curves import megabytes
 from lightning_fed.cli.experiments.report import CURVES, MEGABYTES, ROUND, curve, spread, wrapped
 from lightning_fed.cli.experiments.run import CLIENTS_PER_ROUND, Row, Run
 from lightning_fed.cli.experiments.settings import CLIENTS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Every algorithm with its defaults, and further hyper-parameters to try; the table also has the best by train loss.
@@ -57,6 +58,12 @@ ON_WRITERS: dict[str, tuple[str, ...]] = {
     "FedDyn:alpha=0.1": (),
     "Scaffold": (),
 }
+
+#: The methods that figures of many curves show in colour.
+HIGHLIGHTED = ("FedADMM:eta=auto,mean=active", "FedADMM", "FedAvg", "Scaffold", "FedDyn")
+#: Colours of these, which colour-blind readers can tell apart, and the colour of all others.
+COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
+GREY = "0.8"
 
 #: Test accuracies whose first rounds and bytes the table tells.
 LEVELS = (0.6, 0.7, 0.8)
@@ -111,26 +118,54 @@ def markdown(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> str
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def highlighted(algorithms: Algorithms, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Colours of the few curves that a reader compares, by label: all if they are few, else :data:`HIGHLIGHTED`.
+
+    Of several hyper-parameters the best by train loss is taken; the best curve of all is among them.
+    """
+    labels = list(shown(algorithms, family).values())
+    if len(labels) > len(COLOURS):
+        tried = [[label for label in (own, *family.get(own, ())) if label in labels] for own in HIGHLIGHTED]
+        chosen = [min(found, key=lambda label: _final_loss(algorithms[label])) for found in tried if found]
+        best = min(labels, key=lambda label: _final_loss(algorithms[label]))
+        labels = list(dict.fromkeys([*chosen[: len(COLOURS) - 1], best]))
+    return dict(zip(labels, COLOURS, strict=False))
+
+
 def figure(settings: Mapping[str, Algorithms], family: Mapping[str, Sequence[str]]) -> Figure:
-    """One row per setting: test accuracy by round and by bytes; algorithms that need all clients are dashed."""
-    from matplotlib import colormaps
+    """One row per setting: test accuracy by round and by bytes, a few algorithms in colour and all others in grey."""
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(15, 5 * len(settings)), layout="constrained")
+    drawn = Figure(figsize=(15, 4.6 * len(settings)), layout="constrained")
     grid = drawn.subplots(len(settings), 2, squeeze=False)
-    colours = dict(zip(labels(family), (colormaps["tab20"](i % 20) for i in range(len(labels(family)))), strict=True))
     for line, (name, algorithms) in zip(grid, settings.items(), strict=True):
+        described = wrapped(next(iter(algorithms.values()))[0].facts().get("data", name), 80)
         for panel, by in zip(line, (ROUND, MEGABYTES), strict=True):
-            for label in shown(algorithms, family).values():
-                runs = algorithms[label]
-                style = {"color": colours[label], "linestyle": "--" if runs[0].cohort is None else "-"}
-                curve(panel, runs, "test_accuracy", by, band=False, label=label, linewidth=1.5, **style)
-            panel.set(title=CURVES["test_accuracy"], xlabel=by)
-            panel.grid(alpha=0.3)
-        line[0].set_ylabel(wrapped(next(iter(algorithms.values()))[0].facts().get("data", name)))
+            _draw_panel(panel, algorithms, family, by)
+            panel.set_title(described)
         line[1].set_xscale("log")
-        line[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        line[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=_dashes(algorithms))
     return drawn
+
+
+def _draw_panel(panel: Axes, algorithms: Algorithms, family: Mapping[str, Sequence[str]], by: str) -> None:
+    colours = highlighted(algorithms, family)
+    grey = [label for label in shown(algorithms, family).values() if label not in colours]
+    for label in [*colours, *grey]:
+        style: dict[str, Any] = {"color": GREY, "linewidth": 1, "zorder": 1}
+        if label in colours:
+            style = {"color": colours[label], "linewidth": 2.2, "zorder": 3, "label": label}
+        elif label == grey[0]:
+            style["label"] = f"{len(grey)} others"
+        runs = algorithms[label]
+        curve(panel, runs, "test_accuracy", by, band=False, linestyle="--" if runs[0].cohort is None else "-", **style)
+    panel.set(xlabel=by, ylabel=CURVES["test_accuracy"])
+    panel.grid(alpha=0.3)
+
+
+def _dashes(algorithms: Algorithms) -> str | None:
+    everybody = any(runs[0].cohort is None for runs in algorithms.values())
+    return "dashed: all clients in every round" if everybody else None
 
 
 def _value(run: Run, metric: str, round: int) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_fed.callbacks.figure import megabytes
+from lightning_fed.callbacks.curves import megabytes
 from lightning_fed.cli.experiments.run import MARKS, Run
 
 if TYPE_CHECKING:

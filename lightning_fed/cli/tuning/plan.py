@@ -6,8 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_fed.callbacks.evaluation import OBJECTIVE
 from lightning_fed.cli.tuning.space import Parameter
+from lightning_fed.data.validation_share import VAL_FRACTION
+from lightning_fed.trainer.model_choice import is_of_validation
+
+#: The metric that trials are compared by, unless another is named.
+DEFAULT = "federated/val_loss"
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -37,15 +41,15 @@ class Budget:
 class Objective:
     """The metric that trials are compared by; never one of the test data."""
 
-    name: str = OBJECTIVE
+    name: str = DEFAULT
     maximize: bool = False
 
     def __post_init__(self) -> None:
         if "test" in self.name.lower():
             raise ValueError(
                 f"The objective must not be a metric of the test data, got {self.name!r}: settings that they choose"
-                " look better there than they are. Take federated/objective, federated/train_loss or a metric of"
-                " validation data, and test the best settings once."
+                " look better there than they are. Take federated/val_loss, another metric of validation data or"
+                " federated/objective, and test the best settings once."
             )
 
     def rank(self, value: float) -> float:
@@ -65,6 +69,8 @@ class Plan:
         objective: what to compare trials by.
         sampler: ``tpe`` or ``random``.
         seed: of the sampler.
+        val_fraction: share of the training samples that clients hold out if the objective is a metric of validation
+            data and the data have none.
     """
 
     space: tuple[Parameter, ...]
@@ -74,6 +80,16 @@ class Plan:
     objective: Objective
     sampler: str = "tpe"
     seed: int = 0
+    val_fraction: float = VAL_FRACTION
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.val_fraction < 1:
+            raise ValueError(f"--val-fraction must lie in [0, 1), got {self.val_fraction:g}. Try {VAL_FRACTION:g}.")
+
+    @property
+    def holds_out(self) -> float:
+        """The share to hold out if the data have no validation split; 0 if trials are compared by other data."""
+        return self.val_fraction if is_of_validation(self.objective.name) else 0.0
 
     def kept(self, rung: int) -> int:
         """Number of trials on a rung, if none fails."""
@@ -90,6 +106,7 @@ class Plan:
             "maximize": self.objective.maximize,
             "sampler": self.sampler,
             "seed": self.seed,
+            "val_fraction": self.holds_out,
         }
 
     def describe(self) -> str:

@@ -54,8 +54,8 @@ class Rung(FederatedCallback):
         if self.objective.name in validated and not trainer.datamodule.has_split("val"):
             raise TestDataError(
                 f"The objective {self.objective.name} would be measured on the test data: the data have no validation"
-                " split, and validation then takes the test split. Hold out validation data, or take"
-                " federated/objective."
+                " split, and validation then takes the test split. Hold out validation data, such as by"
+                " --data.val_fraction=0.1, or take federated/val_loss or federated/objective."
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import wandb
 from jsonargparse import Namespace
 
+from lightning_fed.cli.holding_out import HoldOut
 from lightning_fed.cli.main import build
 from lightning_fed.cli.refusals import one_line, refusal
 from lightning_fed.cli.tuning.config import ConfigCLI
@@ -101,6 +102,7 @@ class Runner:
 
     def __init__(self, plan: Plan, args: Sequence[str], journal: Journal, name: str) -> None:
         self.plan, self.args, self.journal, self.name = plan, list(args), journal, name
+        self.told: set[str] = set()
 
     def go(self, trial: Trial) -> Leg:
         """Run a trial's next leg; resumes from its checkpoint, wherever that is."""
@@ -122,8 +124,23 @@ class Runner:
     def _fit(self, trial: Trial, watch: Rung) -> None:
         cli = self._built(trial, watch)
         evaluate_at_rungs(cli.trainer, self.plan.budget)
+        self._hold_out(cli.trainer.callbacks)
         saved = watch.checkpoint if watch.checkpoint.exists() else None
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=saved)
+
+    def _hold_out(self, callbacks: list[Any]) -> None:
+        """Have validation data held out if the tune, or a callback of the config, chooses by them."""
+        share = self.plan.holds_out
+        if share and not any(isinstance(callback, HoldOut) for callback in callbacks):
+            callbacks.insert(0, HoldOut(f"tune compares trials by {self.plan.objective.name!r}", share))
+        for callback in callbacks:
+            if isinstance(callback, HoldOut):
+                callback.fraction, callback.tell = share or callback.fraction, self._tell_once
+
+    def _tell_once(self, line: str) -> None:
+        if line not in self.told:
+            self.told.add(line)
+            print(line, flush=True)
 
     def _built(self, trial: Trial, watch: Rung) -> Any:
         folder = self.journal.folder_of(trial.number)

@@ -29,6 +29,7 @@ REFUSED = {
     (ETA, "--rounds=4", "--bytes=1MB"): "Give the budget in --rounds or in --bytes, not in both",
     (ETA, "--bytes=many"): "must be a number of bytes such as 20MB",
     (ETA, "--reduction=1"): "must be a whole number >= 2, got '1'",
+    (ETA, "--val-fraction=1"): "--val-fraction must lie in [0, 1), got 1. Try 0.1.",
     (ETA, "--seed_everything=true", "--data.init_args.seed=0"): "seed_everything: trials must be repeatable",
     (ETA, "--ckpt_path=last"): "ckpt_path: trials start at round 0",
     (ETA, "--space=gone.yaml"): "No such file or directory",

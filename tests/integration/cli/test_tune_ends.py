@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.tunes import ETA, FIT, study, table, tune
+import torch
+from helpers.tunes import ETA, FIT, checkpoint_of, command_line, study, table, tune
 from helpers.wandb_reader import read_run
 from optuna.trial import TrialState
 
+from lightning_fed.cli import main
 from lightning_fed.cli.tuning.journal import Journal
+from lightning_fed.datamodules import Synthetic
 
 STATES = ("finished", "eliminated", "diverged", "failed")
 
@@ -54,9 +57,33 @@ def test_a_metric_of_validation_is_maximised_and_early_stopping_ends_a_trial(tmp
     assert (other["rounds"], other["state"], other["rung"]) == ("1", "eliminated", "1")
 
 
+def test_by_default_trials_are_compared_by_validation_data_that_clients_hold_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with command_line():
+        main(["tune", *FIT, ETA, "--rounds=1", "--trials=2", f"--out={tmp_path / 'out'}"])
+    printed = capsys.readouterr().out
+    said = "tune compares trials by 'federated/val_loss', and the data have no validation split: every client holds out"
+    assert printed.count(f"{said} 10%") == 1
+    assert "trains on all training data" in printed
+    best, other = table(tmp_path / "out")
+    assert float(best["federated/val_loss"]) < float(other["federated/val_loss"])
+    kept = torch.load(checkpoint_of(tmp_path / "out", int(best["trial"])), weights_only=True)
+    examples = next(state for state in kept["callbacks"].values() if "federation" in state)["federation"]["examples"]
+    whole = Synthetic(clients=3)
+    whole.setup()
+    assert examples == [n - round(0.1 * n) for n in map(whole.num_examples, whole.client_ids)]
+
+
+def test_an_objective_of_training_data_holds_out_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune(tmp_path / "out", ETA, "--rounds=1", "--trials=1")
+    assert "holds out" not in capsys.readouterr().out
+
+
 def test_validation_on_the_test_data_is_refused(tmp_path: Path) -> None:
+    none = ["--val-fraction=0", "--trainer.limit_val_batches=1.0"]
     with pytest.raises(ValueError, match="val_loss would be measured on the test data: the data have no validation"):
-        tune(tmp_path / "out", "--trainer.limit_val_batches=1.0", ETA, "--objective=val_loss", "--rounds=1")
+        tune(tmp_path / "out", *none, ETA, "--objective=val_loss", "--rounds=1")
 
 
 def test_an_objective_that_is_not_logged_is_an_error_that_names_the_metrics(tmp_path: Path) -> None:
