@@ -58,7 +58,7 @@ def check_images(data: FederatedDataModule) -> None:
     """Refuse images that are no floating-point tensors, or not of one shape."""
     with isolate_rng():
         _check_tensor("transform", data.client_dataset(data.client_ids[0])[0][0])
-    shapes = {}
+    shapes: dict[tuple[int, ...], None] = {}
     for image in _some_images(data):
         _check_tensor("eval_transform", image)
         shapes.setdefault(tuple(image.shape), None)

@@ -32,7 +32,8 @@ def floats() -> Callable[[Any], Any]:
     """The default transform: pixels in [0, 1] as float32, channels first."""
     from torchvision.transforms import v2
 
-    return v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    transform: Callable[[Any], Any] = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    return transform
 
 
 @cache
