@@ -2,5 +2,6 @@
 
 from lightning_fed.datamodules.femnist import FEMNIST
 from lightning_fed.datamodules.synthetic import Synthetic
+from lightning_fed.datamodules.vision import Vision
 
-__all__ = ["FEMNIST", "Synthetic"]
+__all__ = ["FEMNIST", "Synthetic", "Vision"]

@@ -14,6 +14,7 @@ from typing_extensions import Self
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import below_one, whole
+from lightning_fed.data.augmented import InVisit, as_augmented, evaluated, placed
 from lightning_fed.data.huggingface import deal, formatted, splits_of
 from lightning_fed.data.loading import (
     Collate,
@@ -311,6 +312,10 @@ class FederatedDataModule(pl.LightningDataModule):
             order = self.sampled_order(cid, fresh_generator() if generator is None else generator)
             batches = cut_order(order, self.batch_size, self.drop_last)
             return self.batches_dataloader(cid, batches, None if generator is None else generator.clone_state())
+        if as_augmented(dataset) is not None:
+            n = self.num_examples(cid)
+            places = torch.randperm(n, generator=generator) if shuffle else torch.arange(n)
+            return self.batches_dataloader(cid, cut_order(places.tolist(), self.batch_size, self.drop_last), generator)
         memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(
@@ -330,9 +335,12 @@ class FederatedDataModule(pl.LightningDataModule):
     ) -> TensorLoader | DataLoader[Any]:
         """A loader of given batches of a client's training data; a batch is a tensor of positions of samples.
 
-        ``generator`` seeds the processes that load data.
+        ``generator`` seeds the processes that load data, and the draws of :class:`~lightning_fed.data.Augmented` data.
         """
         dataset = self.client_dataset(cid)
+        if (augmented := as_augmented(dataset)) is not None:
+            drawn = InVisit(augmented, generator)
+            return self._dataloader(drawn, batch_sampler=placed(batches), generator=generator)
         memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(*memory, batch_size=self.batch_size, batches=batches)
@@ -344,8 +352,8 @@ class FederatedDataModule(pl.LightningDataModule):
         return drawn_order(self.sampler, self.client_dataset(cid), generator, f"client {cid!r}", most)
 
     def client_eval_dataloader(self, cid: ClientId, split: str) -> TensorLoader | DataLoader[Any]:
-        """All samples of a client's split, in their order."""
-        dataset = self.client_dataset(cid, split)
+        """All samples of a client's split, in their order, without random changes."""
+        dataset = evaluated(self.client_dataset(cid, split))
         memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(*memory, batch_size=self.eval_batch_size)
@@ -389,7 +397,7 @@ class FederatedDataModule(pl.LightningDataModule):
         )
 
     def _pooled_eval_dataloader(self, split: str) -> DataLoader[Any]:
-        pool: ConcatDataset[Any] = ConcatDataset(self._members(split).values())
+        pool: ConcatDataset[Any] = ConcatDataset(map(evaluated, self._members(split).values()))
         return self._dataloader(pool, batch_size=self.eval_batch_size)
 
     def _in_memory(self, dataset: Dataset[Any]) -> Memory | None:

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_fed.core.memory import ClientId
 from lightning_fed.data.columns import is_huggingface
 from lightning_fed.data.partition import ByKey, Partition, Rule, as_partitioner
+from lightning_fed.data.partition.flower import is_flower
 
 #: The splits of a ``DatasetDict`` that are used, by what they are called there.
 NAMES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "dev": "val", "test": "test"}
@@ -26,7 +27,7 @@ def deal(splits: Mapping[str, Any], by: str | Rule, label: str | None) -> dict[s
     if isinstance(by, str):
         held = {split: part for split, part in splits.items() if split == "train" or by in part.column_names}
         return dealt | {split: {**ByKey(by)(part)} for split, part in held.items()}
-    if not callable(by) or isinstance(by, type):
+    if not (callable(by) or is_flower(by)) or isinstance(by, type):
         raise TypeError(
             f"by must be the name of a column or a partitioner such as Dirichlet(10, alpha=0.5), got {by!r}."
         )

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.data.augmented import evaluated
 from lightning_fed.data.partition import hold_out, num_samples
 
 #: The share that commands hold out where they choose by validation data and the data have none.
@@ -33,7 +34,7 @@ def hold_out_share(train: Mapping[ClientId, Dataset[Any]], fraction: float) -> t
         cut = hold_out(rows, {"val": fraction}, numpy_generator(0, "validation share", cid))
         left[cid] = Subset(dataset, cut["train"]) if "val" in cut else dataset
         if "val" in cut:
-            held[cid] = Subset(dataset, cut["val"])
+            held[cid] = Subset(evaluated(dataset), cut["val"])  # without random changes
     if fraction and not held:
         raise ValueError(f"val_fraction is {fraction}, but no client has a sample to spare: each has a single one.")
     return left, held

@@ -2,7 +2,8 @@
 
 A partitioner is a frozen rule; called with a map-style dataset it returns the indices of every client's samples. The
 draw is a function of ``seed`` and the dataset alone. Rules about labels read the last tensor of a ``TensorDataset``, a
-column of a ``datasets.Dataset``, ``dataset.targets``, or else every sample once: its last entry, or its ``"label"``.
+column of a ``datasets.Dataset``, what a data set of torchvision stores, ``dataset.targets``, or else every sample once:
+its last entry, or its ``"label"``.
 
 :func:`as_partitioner` makes a partitioner of any function that deals samples.
 """

@@ -16,6 +16,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import is_whole, positive, whole
 from lightning_fed.data.columns import column, column_labels, is_huggingface
+from lightning_fed.data.targets import is_torchvision, stored_labels
 
 Indices = NDArray[np.int64]
 
@@ -286,6 +287,9 @@ def _find_labels(dataset: Any) -> NDArray[Any]:
         return _find_labels(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if type(dataset) is ConcatDataset:
         return np.concatenate([_find_labels(part) for part in dataset.datasets])
+    if is_torchvision(dataset):
+        stored = stored_labels(dataset)
+        return np.asarray([_label(dataset[i], i) for i in range(len(dataset))]) if stored is None else stored
     targets = getattr(dataset, "targets", None)
     if targets is not None and len(targets) == len(dataset):
         return np.asarray(targets.cpu() if isinstance(targets, torch.Tensor) else targets)

@@ -14,6 +14,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import derive_seed, numpy_generator, torch_generator
 from lightning_fed.core.validation import whole
 from lightning_fed.data.partition.base import Partition, as_client_id, check_dealt, labels_of, num_samples
+from lightning_fed.data.partition.flower import Flower, is_flower
 
 Rule = Partition | Callable[..., Mapping[ClientId, Sequence[int]] | Sequence[Sequence[int]]]
 """A partitioner, or any function that deals samples.
@@ -42,6 +43,8 @@ def as_partitioner(partition: Rule, seed: int = 0) -> Partition:
             client to indices, or a list with the indices of clients 0, 1, 2, ... Its first argument is the dataset, or
             an array with one label per sample if it is called ``labels``, ``targets`` or ``y``. A second argument is
             called ``seed`` (a whole number below 2**32), ``rng`` (a NumPy generator) or ``generator`` (a torch one).
+            Or a partitioner of flwr-datasets, which sees the columns of a ``datasets.Dataset``, and of other datasets
+            one column, ``"label"``.
         seed: for functions that have a second argument; a partitioner has its own.
 
     What a function returns is checked: every client has samples, all samples exist, and none belongs to two clients.
@@ -57,6 +60,8 @@ def as_partitioner(partition: Rule, seed: int = 0) -> Partition:
     """
     if isinstance(partition, Partition):
         return partition
+    if is_flower(partition):
+        return Flower(partition)
     if not callable(partition) or isinstance(partition, type):
         raise TypeError(
             "partition must be a Partition such as IID(clients=10), or a function from a dataset to the indices of each"

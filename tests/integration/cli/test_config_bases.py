@@ -97,7 +97,8 @@ def test_a_config_resolves_as_it_did_before_it_had_a_base(
 
 
 def test_all_configs_are_compared() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {f"{d}_{a}" for d in (*A, "femnist") for a in ALGORITHMS}
+    former = {path.stem for path in CONFIGS.glob("*.yaml") if not path.stem.startswith("cifar")}  # never without a base
+    assert former == {f"{d}_{a}" for d in (*A, "femnist") for a in ALGORITHMS}
 
 
 def test_a_base_may_have_a_base_elsewhere_and_the_command_line_wins(

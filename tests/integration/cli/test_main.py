@@ -17,11 +17,14 @@ from helpers.wandb_reader import read_run
 import lightning_fed.configs
 from lightning_fed.algorithms import FedADMM, FedDR
 from lightning_fed.cli import FederatedCLI, main, run
-from lightning_fed.datamodules import FEMNIST, Synthetic
+from lightning_fed.datamodules import FEMNIST, Synthetic, Vision
 from lightning_fed.models import MLP, FemnistCNN
 from lightning_fed.sampling import Uniform
 
 CONFIGS = sorted(Path(lightning_fed.configs.__file__).parent.glob("*.yaml"))
+#: those with the paper's settings; the others are of images that torchvision downloads
+PAPERS = [path for path in CONFIGS if not path.stem.startswith("cifar")]
+IMAGES = [path for path in CONFIGS if path not in PAPERS]
 DEFAULT = next(path for path in CONFIGS if path.name == "synthetic_fedadmm.yaml")
 SMALL = [
     *("--data.init_args.clients=3", "--federated.clients_per_round=2", "--federated.local_steps=2"),
@@ -70,14 +73,14 @@ def printed(capsys: pytest.CaptureFixture[str], *args: str, config: Path = DEFAU
 
 def test_there_are_configs_for_both_algorithms_on_the_three_sets() -> None:
     found = set()
-    for path in CONFIGS:
+    for path in PAPERS:
         config = yaml.safe_load(path.read_text())
         data = config["data"]["init_args"]["a"] if "data" in config else "femnist"
         found.add((data, config["federated"]["algorithm"]["class_path"].split(".")[-1]))
     assert found >= {(data, algorithm) for data in (0.0, 0.5, 1.0, "femnist") for algorithm in ("FedADMM", "FedDR")}
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", PAPERS, ids=lambda path: path.stem)
 def test_every_config_is_printed_as_yaml_with_the_papers_settings(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,7 +96,7 @@ def test_every_config_is_printed_as_yaml_with_the_papers_settings(
     assert algorithm.get("eta", algorithm.get("eta_hat")) == algorithm["alpha"] == 1.0
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", PAPERS, ids=lambda path: path.stem)
 def test_every_config_completes_a_fast_dev_run(config: Path) -> None:
     done = cli("--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false", config=config)
     assert done.trainer.state.finished
@@ -101,6 +104,31 @@ def test_every_config_completes_a_fast_dev_run(config: Path) -> None:
     femnist = config.stem.startswith("femnist")
     assert isinstance(done.model, FemnistCNN if femnist else MLP)
     assert isinstance(done.datamodule, FEMNIST if femnist else Synthetic)
+
+
+def test_all_other_configs_are_of_images() -> None:
+    assert {path.stem for path in IMAGES} == {"cifar10_fedadmm", "cifar10_fedavg", "cifar100_resnet_fedadmm"}
+
+
+@pytest.mark.parametrize("config", IMAGES, ids=lambda path: path.stem)
+def test_every_config_of_images_completes_a_fast_dev_run_on_fake_images(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = printed(capsys, config=config)
+    assert content["data"]["init_args"]["dataset"] == config.stem.split("_")[0].upper()
+    classes = content["model"]["init_args"]["classes"]
+    fake = f"{{size: 120, image_size: [3, 32, 32], num_classes: {classes}}}"
+    few = [
+        "--federated.clients_per_round=2",
+        "--data.partition.clients=3",
+        "--data.partition.min_examples=5",
+        "--data.batch_size=2",
+    ]
+    quick = ["--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false", "--data.eval_batch_size=2"]
+    done = cli("--data.dataset=FakeData", f"--data.options={fake}", *few, *quick, config=config)
+    assert done.trainer.state.finished
+    assert isinstance(done.datamodule, Vision)
+    assert done.datamodule.description.startswith("FakeData (3 clients")
 
 
 @pytest.mark.parametrize("options", [[], ["--trainer.callbacks=null"]], ids=["config", "defaults"])
