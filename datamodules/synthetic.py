@@ -62,9 +62,14 @@ class Synthetic(FederatedDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(
-            None, None, None, batch_size=batch_size, eval_batch_size=loading.pop("eval_batch_size", 8192), **loading
+            None,
+            loading.pop("val_fraction", 0.0),
+            None,
+            batch_size=batch_size,
+            eval_batch_size=loading.pop("eval_batch_size", 8192),
+            **loading,
         )
-        loading["eval_batch_size"] = self.eval_batch_size
+        loading.update(eval_batch_size=self.eval_batch_size, val_fraction=self.val_fraction)
         self.save_hyperparameters(ignore=["sampler", "loader_options"])  # functions have no place in checkpoints
         self.a, self.b, self.iid, self.clients, self.seed, self.dtype = a, b, iid, clients, seed, dtype
         positive(self, "a", "It is a standard deviation.", zero=True)

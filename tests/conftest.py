@@ -16,6 +16,7 @@ os.environ.setdefault("LIGHTNING_FED_PACKAGE", "pytorch_lightning")  # which is 
 import logging
 import random
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def _clean_surroundings(tmp_path: Path, run_cache: Path, monkeypatch: pytest.Mon
     torch.manual_seed(0)
     levels = [logger.level for logger in LOGGERS]
     yield
+    if (wandb := sys.modules.get("wandb")) is not None and wandb.run is not None:
+        wandb.finish()  # a test that failed has left its run open, and the next one would log to it
     for logger, level in zip(LOGGERS, levels, strict=True):  # commands silence Lightning for the rest of the process
         logger.setLevel(level)
     torch.set_default_dtype(torch.float32)

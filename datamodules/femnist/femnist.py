@@ -81,7 +81,7 @@ class FEMNIST(FederatedDataModule):
         check_moved(loading)
         super().__init__(
             None,
-            None,
+            loading.pop("val_fraction", 0.0),
             None,
             batch_size=loading.pop("batch_size", 10),
             eval_batch_size=loading.pop("eval_batch_size", 512),
@@ -99,7 +99,8 @@ class FEMNIST(FederatedDataModule):
         path = None if path is None else str(path)
         groups = (self.source, self.selection, self.split, self.pixels)
         source, selection, split, pixels = (asdict(group) for group in groups)  # type: ignore[assignment]
-        loading.update(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size)
+        sizes = {"batch_size": self.batch_size, "eval_batch_size": self.eval_batch_size}
+        loading.update(sizes, val_fraction=self.val_fraction)
         self.save_hyperparameters(ignore=["sampler", "loader_options"])
 
     def prepare_data(self) -> None:

@@ -36,16 +36,16 @@ class Vision(FederatedDataModule):
             ``"clients"``: train and test images are dealt together, and each client tests on its own. A number is the
             share of its training images that each client tests on instead. The default is ``"server"``; of a data set
             without test images 0.1.
-        val_fraction: the share of its training images that each client validates on. A data set with validation images
-            of its own leaves them to the server.
-        download: whether to fetch files that are not in ``root``.
         options: other arguments of the data set's constructor, such as ``{"split": "byclass"}`` for EMNIST.
         splits: values of its argument ``split`` or ``train`` for ``"train"``, ``"val"`` and ``"test"``, in the place of
             the usual ones: ``{"train": "extra", "test": "test"}`` for SVHN.
+        val_fraction: the share of its training images that each client validates on. A data set with validation images
+            of its own leaves them to the server. This and what follows is given by name.
+        seed: decides which images are held out, and seeds a function that deals them.
+        download: whether to fetch files that are not in ``root``.
         in_memory: whether to keep images in memory, as bytes where ``eval_transform`` allows it; by default, if they
             take less than 1 GB. Only such data can be stacked.
-        seed: decides which images are held out, and seeds a function that deals them.
-        loading: arguments of :class:`~lightning_fed.FederatedDataModule`: ``batch_size``, ``eval_batch_size``,
+        loading: other arguments of :class:`~lightning_fed.FederatedDataModule`: ``batch_size``, ``eval_batch_size``,
             ``drop_last``, ``sampler`` and ``loader_options``.
 
     >>> from lightning_fed.partition import Dirichlet
@@ -64,14 +64,12 @@ class Vision(FederatedDataModule):
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         test: Literal["server", "clients"] | float | None = None,
-        val_fraction: float = 0.0,
-        download: bool = True,
         options: dict[str, Any] | None = None,
         splits: dict[str, Any] | None = None,
-        in_memory: bool | None = None,
-        seed: int = 0,
         **loading: Any,
     ) -> None:
+        val_fraction, seed = loading.pop("val_fraction", 0.0), loading.pop("seed", 0)
+        download, in_memory = loading.pop("download", True), loading.pop("in_memory", None)
         super().__init__(
             None,
             None,
@@ -93,7 +91,8 @@ class Vision(FederatedDataModule):
         # plain values, as checkpoints can hold them; functions are left out
         dataset, root = self.source.name, str(root)
         options = {name: value for name, value in self.source.options.items() if not callable(value)}
-        loading.update(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size)
+        loading.update(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size, val_fraction=val_fraction)
+        loading.update(seed=seed, download=download, in_memory=in_memory)
         self.save_hyperparameters(ignore=["partition", "transform", "eval_transform", "sampler", "loader_options"])
 
     def prepare_data(self) -> None:

@@ -45,19 +45,18 @@ class FederatedDataModule(pl.LightningDataModule):
 
     Under :class:`~lightning_fed.FederatedServer` every client trains on its own data; under a plain ``Trainer`` the
     same datamodule pools them, which is the centralised baseline. Without validation data, validation reads the test
-    data: to choose a model by it (early stopping, best checkpoint), give ``val`` or ``val_fraction``.
+    data: to choose a model by it (early stopping, best checkpoint), give ``val``.
 
     Args:
         train: training data, by client: a mapping from id to dataset, or a list of pairs ``(id, dataset)``; the clients
             of a plain list of datasets get the ids 0, 1, 2, ... in its order.
-        val, test: data to evaluate on, of some or all of these clients.
+        val, test: data to evaluate on, of some or all of these clients. ``val`` may also be the share of its training
+            samples that every client holds out at random, such as 0.1: at least one of a client that has two or more.
         batch_size: size of training batches, local or pooled.
         eval_batch_size: size of all other batches.
         drop_last: leave out the short last batch of a training epoch; ``local_steps`` has no short batches.
         sampler: ``sampler(dataset, generator)`` gives the positions of the samples of one local epoch of one client: a
             torch ``Sampler``, or any iterable, of any length. It draws from ``generator`` alone. Only for training.
-        val_fraction: share of its training samples that every client holds out for validation, at random, in the place
-            of ``val``: at least one sample of a client that has two or more. By default none.
         loader_options: arguments of ``DataLoader`` by name, for training and evaluation alike: ``collate_fn``,
             ``num_workers``, ``pin_memory``, ... ``collate_fn`` makes a batch from a list of samples; a batch may be
             anything that your module takes, and is weighted by the number of its samples. Without a ``collate_fn``,
@@ -92,14 +91,13 @@ class FederatedDataModule(pl.LightningDataModule):
     def __init__(
         self,
         train: Federation | None = None,
-        val: Federation | None = None,
+        val: Federation | float | None = None,
         test: Federation | None = None,
         *,
         batch_size: int = 32,
         eval_batch_size: int = 1024,
         drop_last: bool = False,
         sampler: EpochSampler | None = None,
-        val_fraction: float = 0.0,
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -109,7 +107,7 @@ class FederatedDataModule(pl.LightningDataModule):
         self.drop_last = drop_last
         whole(self, "batch_size", 1)
         whole(self, "eval_batch_size", 1)
-        self.val_fraction = val_fraction
+        self.val_fraction, val = (val, None) if isinstance(val, (float, int, str)) else (0.0, val)
         below_one(self, "val_fraction", "It is the share of its training samples that a client holds out.")
         check_callable("sampler", sampler, "lambda dataset, generator: RandomSampler(dataset, generator=generator)")
         if sampler is not None:

@@ -73,11 +73,11 @@ def _warn(callback: Any, name: str, data: Any) -> None:
     why = "a metric of the test data"
     if data is not None:
         why = "measured on the test data: the data have no validation split, and validation then reads the test split"
-    kind = "the data" if data is None else type(data).__name__
+    share = f"{VAL_FRACTION:g}"
     warnings.warn(
         f"{type(callback).__name__} chooses by {name!r}, which is {why}. What is chosen by test data looks better on"
-        f" them than it is. Hold out validation data: val_fraction={VAL_FRACTION:g} of {kind}, val= or"
-        f' set_split("val", ...); then monitor "federated/val_loss" or another metric of validation'
-        " (docs/howto/validation.md).",
+        f" them than it is. Hold out validation data: val={share} of FederatedDataModule, val_fraction={share} of"
+        f' from_dataset or of our data, or set_split("val", ...); then monitor "federated/val_loss" or another metric'
+        " of validation (docs/howto/validation.md).",
         stacklevel=2,
     )

@@ -46,7 +46,7 @@ class ServerModels(FederatedCallback):
 def test_every_mode_of_model_checkpoint_holds_the_servers_weights(options: dict[str, Any], tmp_path: Path) -> None:
     models, save = ServerModels(), ModelCheckpoint(tmp_path, "{step}", **options)
     quiet_trainer(server(), 3, callbacks=[models, save], enable_checkpointing=True).fit(
-        Net(), datamodule=classification(val_fraction=0.2)
+        Net(), datamodule=classification(val=0.2)
     )
     for k in range(3):
         saved = torch.load(tmp_path / f"step={k + 1}.ckpt", weights_only=True)
@@ -64,7 +64,7 @@ def test_the_best_checkpoint_is_that_of_the_best_round(tmp_path: Path) -> None:
 
     save = ModelCheckpoint(tmp_path, "{step}", monitor="val_loss")
     trainer = quiet_trainer(server(), 5, callbacks=[Watch(), save], enable_checkpointing=True)
-    data = classification(val_fraction=0.2)
+    data = classification(val=0.2)
     trainer.fit(Net(lr=0.5), datamodule=data)
     assert save.best_model_path.endswith(f"step={values.index(min(values)) + 1}.ckpt")
     found = trainer.validate(datamodule=data, ckpt_path="best", verbose=False)

@@ -331,7 +331,7 @@ def test_the_figure_has_further_metrics_with_a_band_to_the_worst_decile(run: Run
     figure = draw(run.figure.history)
     headings = [axes.get_title() for axes in figure.axes]
     assert headings[:5] == ["Objective and loss", "mae", "r2", "auroc", "BinaryF1Score"]
-    assert headings == 2 * headings[:5]  # by round and by megabytes
+    assert len(headings) == 5  # megabytes are an axis above, because rounds send equal amounts
     mae = figure.axes[1]
     assert [line.get_label() for line in mae.get_lines()] == ["train mae", "val mae"]
     (band,) = mae.collections

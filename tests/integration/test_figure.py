@@ -211,7 +211,7 @@ def test_the_figure_names_data_and_settings_and_labels_both_axes_of_every_panel(
     monkeypatch.setattr(
         Figure, "savefig", lambda self, *args, **kwargs: (drawn.append(self), save(self, *args, **kwargs))
     )
-    data, logger = classification(val_fraction=0.2), CSVLogger(tmp_path)
+    data, logger = classification(val=0.2), CSVLogger(tmp_path)
     data.description = "four unlike clients"
     trainer = quiet_trainer(server(), 3, callbacks=[FinalFigure(tmp_path / "f.png")], logger=logger)
     with caplog.at_level("INFO"):

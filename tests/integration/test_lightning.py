@@ -55,7 +55,7 @@ class Calls(pl.Callback):
 
 def test_early_stopping_counts_rounds() -> None:
     trainer = quiet_trainer(server(), 50, callbacks=[EarlyStopping("val_loss", patience=2, min_delta=100.0)])
-    trainer.fit(Net(), datamodule=classification(val_fraction=0.2))
+    trainer.fit(Net(), datamodule=classification(val=0.2))
     assert trainer.global_step == trainer.current_epoch == 3
 
 

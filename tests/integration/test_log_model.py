@@ -53,7 +53,7 @@ def fit(home: Path, logger: Logger, server: FederatedServer | None, **kwargs: An
     save = ModelCheckpoint(home / "saved", monitor="val_loss", save_last=True)
     options = {"logger": logger, "callbacks": [save], "enable_checkpointing": True, "log_every_n_steps": 1, **kwargs}
     trainer = quiet_trainer(server, ROUNDS, **options)
-    trainer.fit(Net(seed=1), datamodule=classification(3))
+    trainer.fit(Net(seed=1), datamodule=classification(3, val=0.2))
     return trainer
 
 

@@ -63,7 +63,7 @@ def messages(callback: Callback, data: FederatedDataModule, module: Net | None =
 def test_validation_that_reads_the_test_data_warns_once(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     (text,) = messages(chooser(kind, "val_loss", tmp_path), classification(), **options)
     assert text.startswith(f"{kind} chooses by 'val_loss', which is measured on the test data: the data have no")
-    assert "val_fraction=0.1 of FederatedDataModule" in text
+    assert "val=0.1 of FederatedDataModule" in text
     assert 'set_split("val", ...)' in text
 
 
@@ -72,7 +72,7 @@ def test_validation_that_reads_the_test_data_warns_once(kind: str, options: dict
 def test_a_metric_of_the_test_data_warns_even_if_there_are_validation_data(
     kind: str, monitor: str, tmp_path: Path
 ) -> None:
-    (text,) = messages(chooser(kind, monitor, tmp_path), classification(val_fraction=0.2))
+    (text,) = messages(chooser(kind, monitor, tmp_path), classification(val=0.2))
     assert text.startswith(f"{kind} chooses by '{monitor}', which is a metric of the test data.")
 
 
@@ -88,7 +88,7 @@ def test_a_metric_of_validation_is_known_by_what_validation_logs(kind: str, moni
     "monitor", ["val_loss", "federated/val_loss", "federated/val_accuracy_worst_decile", "federated/objective"]
 )
 def test_validation_and_training_data_do_not_warn(kind: str, monitor: str, tmp_path: Path) -> None:
-    assert not messages(chooser(kind, monitor, tmp_path), classification(val_fraction=0.2))
+    assert not messages(chooser(kind, monitor, tmp_path), classification(val=0.2))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,7 +44,7 @@ def optimized(
     def objective(trial: optuna.Trial) -> float:
         federated = FederatedServer(FedAvg(), seed=0, local_steps=3, **server)
         trainers.append(quiet_trainer(federated, rounds, callbacks=[OptunaPruning(trial, monitor)]))
-        trainers[0].fit(Net(lr=lr), datamodule=classification(val_fraction=0.2))
+        trainers[0].fit(Net(lr=lr), datamodule=classification(val=0.2))
         return float(trainers[0].callback_metrics[monitor])
 
     study = optuna.create_study(pruner=pruner)

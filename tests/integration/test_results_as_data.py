@@ -79,7 +79,7 @@ def test_clients_before_a_fit_are_refused() -> None:
 
 
 def three_splits() -> FederatedDataModule:
-    return classification(val_fraction=0.3)
+    return classification(val=0.3)
 
 
 def mean_of(rows: list[dict[str, Any]], data: FederatedDataModule, split: str, metric: str) -> float:

@@ -101,7 +101,7 @@ def run(
     checkpointing = any(isinstance(callback, Checkpoint) for callback in callbacks or [])
     trainer = quiet_trainer(server, ROUNDS, callbacks=callbacks or [], enable_checkpointing=checkpointing, **kwargs)
     module = Net(**model)
-    trainer.fit(module, datamodule=classification(drop_last=True, val_fraction=0.2), ckpt_path=ckpt_path)
+    trainer.fit(module, datamodule=classification(drop_last=True, val=0.2), ckpt_path=ckpt_path)
     return everything(trainer, module, server)
 
 

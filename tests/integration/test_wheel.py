@@ -101,5 +101,5 @@ def test_the_wheel_fits_from_its_own_configs(python: Path) -> None:
 def test_the_metadata_are_complete(python: Path) -> None:
     code = "from importlib.metadata import metadata as m; print(*m('lightning-fed').get_all('Provides-Extra'))"
     assert set(run(python, "-c", code).split()) == {
-        *("dev", "docs", "flower", "huggingface", "lightning", "optuna", "pandas", "rich")
+        *("comet", "dev", "docs", "flower", "huggingface", "lightning", "mlflow", "optuna", "pandas", "rich")
     }

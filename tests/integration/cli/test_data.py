@@ -60,7 +60,7 @@ def test_a_federation_is_shown_and_nothing_else_is_left_behind(
 ) -> None:
     assert main(["data", "--config", CONFIG]) is None
     out = capsys.readouterr().out
-    assert out.startswith("Synthetic\n")
+    assert out.startswith("synthetic-(1,1)\n")
     assert "total variation, mean" in out
     assert out.splitlines()[-2:] == ["runs/data/clients.csv", "runs/data/clients.png"]
     assert files(tmp_path) == ["runs/data/clients.csv", "runs/data/clients.png"]

@@ -360,7 +360,7 @@ def test_a_partition_of_ones_own_is_checked():
 
 def test_a_validation_share_is_taken_from_the_training_data_of_every_client() -> None:
     whole = FederatedDataModule({"a": numbers(20), "b": numbers(7), "c": numbers(1)}, test={"a": numbers(3)})
-    data = FederatedDataModule(whole.splits["train"], test=whole.splits["test"], val_fraction=0.2)
+    data = FederatedDataModule(whole.splits["train"], test=whole.splits["test"], val=0.2)
     assert {cid: data.num_examples(cid) for cid in data.client_ids} == {"a": 16, "b": 6, "c": 1}
     assert data.split_ids("val") == ["a", "b"]  # a single sample is trained on
     held = {split: [float(x[0]) for x in data.client_dataset("a", split)] for split in ("train", "val")}
@@ -370,7 +370,7 @@ def test_a_validation_share_is_taken_from_the_training_data_of_every_client() ->
 
 def test_a_validation_share_depends_on_the_client_and_its_number_of_samples_alone() -> None:
     def held(**clients: int) -> list[int]:
-        data = FederatedDataModule({cid: numbers(n) for cid, n in clients.items()}, val_fraction=0.3)
+        data = FederatedDataModule({cid: numbers(n) for cid, n in clients.items()}, val=0.3)
         return list(data.client_dataset("a", "val").indices)
 
     assert held(a=20) == held(b=9, a=20)
@@ -380,7 +380,7 @@ def test_a_validation_share_depends_on_the_client_and_its_number_of_samples_alon
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, "0.1", float("nan")])
 def test_a_share_that_is_none_is_refused(fraction: object) -> None:
     with pytest.raises(ValueError, match=r"FederatedDataModule\.val_fraction must be non-negative and below 1"):
-        FederatedDataModule({"a": numbers(4)}, val_fraction=fraction)
+        FederatedDataModule({"a": numbers(4)}, val=fraction)
     if not isinstance(fraction, str):
         with pytest.raises(ValueError, match=r"must lie in \(0, 1\)"):
             FederatedDataModule({"a": numbers(4)}).hold_out_validation(fraction)
@@ -388,6 +388,6 @@ def test_a_share_that_is_none_is_refused(fraction: object) -> None:
 
 def test_validation_data_and_a_share_are_refused_together() -> None:
     with pytest.raises(ValueError, match=r"Got both val data and val_fraction=0\.5"):
-        FederatedDataModule({"a": numbers(4)}, val={"a": numbers(2)}, val_fraction=0.5)
+        FederatedDataModule({"a": numbers(4)}, val=0.5).set_split("val", {"a": numbers(2)})
     with pytest.raises(ValueError, match="no client has a sample to spare"):
-        FederatedDataModule({"a": numbers(1)}, val_fraction=0.5)
+        FederatedDataModule({"a": numbers(1)}, val=0.5)
