@@ -37,10 +37,10 @@ class Vision(FederatedDataModule):
             share of its training images that each client tests on instead. The default is ``"server"``; of a data set
             without test images 0.1.
         options: other arguments of the data set's constructor, such as ``{"split": "byclass"}`` for EMNIST.
-        splits: values of its argument ``split`` or ``train`` for ``"train"``, ``"val"`` and ``"test"``, in the place of
-            the usual ones: ``{"train": "extra", "test": "test"}`` for SVHN.
         val_fraction: the share of its training images that each client validates on. A data set with validation images
             of its own leaves them to the server. This and what follows is given by name.
+        splits: values of its argument ``split`` or ``train`` for ``"train"``, ``"val"`` and ``"test"``, in the place of
+            the usual ones: ``{"train": "extra", "test": "test"}`` for SVHN.
         seed: decides which images are held out, and seeds a function that deals them.
         download: whether to fetch files that are not in ``root``.
         in_memory: whether to keep images in memory, as bytes where ``eval_transform`` allows it; by default, if they
@@ -65,10 +65,13 @@ class Vision(FederatedDataModule):
         eval_transform: Callable[[Any], Any] | None = None,
         test: Literal["server", "clients"] | float | None = None,
         options: dict[str, Any] | None = None,
-        splits: dict[str, Any] | None = None,
         **loading: Any,
     ) -> None:
-        val_fraction, seed = loading.pop("val_fraction", 0.0), loading.pop("seed", 0)
+        val_fraction, seed, splits = (
+            loading.pop("val_fraction", 0.0),
+            loading.pop("seed", 0),
+            loading.pop("splits", None),
+        )
         download, in_memory = loading.pop("download", True), loading.pop("in_memory", None)
         super().__init__(
             None,
@@ -92,7 +95,7 @@ class Vision(FederatedDataModule):
         dataset, root = self.source.name, str(root)
         options = {name: value for name, value in self.source.options.items() if not callable(value)}
         loading.update(batch_size=self.batch_size, eval_batch_size=self.eval_batch_size, val_fraction=val_fraction)
-        loading.update(seed=seed, download=download, in_memory=in_memory)
+        loading.update(splits=splits, seed=seed, download=download, in_memory=in_memory)
         self.save_hyperparameters(ignore=["partition", "transform", "eval_transform", "sampler", "loader_options"])
 
     def prepare_data(self) -> None:
