@@ -1,0 +1,50 @@
+"""The ServerApp: a Trainer whose FederatedServer asks nodes, and resumes from its journal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import ServerApp
+
+from lightning_fed.cli.deploying.build import build_server, server_of
+from lightning_fed.core.layout import Layout
+from lightning_fed.deploy.flower import FlowerTransport
+from lightning_fed.deploy.journal import Journal
+from lightning_fed.deploy.journalling import Journalling
+from lightning_fed.deploy.link import Link, Patience
+from lightning_fed.deploy.places import SERVER, ServerPlace
+from lightning_fed.deploy.remote import DeployedServer, RemoteData, call_roll, settings_of
+from lightning_fed.deploy.transport import Transport
+from lightning_fed.lightning import Checkpoint
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Any, context: Any) -> None:
+    """Run the federation of the folder that the environment names."""
+    run_server(ServerPlace.load(os.environ[SERVER]), FlowerTransport(grid))
+
+
+def run_server(place: ServerPlace, transport: Transport) -> DeployedServer:
+    """Run or resume a federation to its last round, over any transport."""
+    folder = Path(place.folder).absolute()
+    with Journal(folder / "journal") as journal:
+        cli = build_server(place.args, place.cwd)
+        server, trainer, module, given = server_of(cli.trainer), cli.trainer, cli.model, cli.datamodule
+        assert isinstance(server, DeployedServer)
+        patience = Patience(place.timeout, place.patience)
+        server.link = Link(transport, place.owners, journal.run, journal.incarnation, patience)
+        clients = [client for node in place.nodes.values() for client in node["clients"]]
+        order = {client: i for i, client in enumerate(place.order or clients)}
+        clients.sort(key=lambda client: order.get(client, len(order)))
+        settings = settings_of(server, Layout.of(module, server.personal))
+        examples = call_roll(server.link, settings, clients)
+        at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
+        trainer.callbacks.insert(at, Journalling(journal, server))
+        data = RemoteData(examples, given.batch_size, given.drop_last)
+        trainer.fit(module, datamodule=data, ckpt_path=journal.last)
+        journal.end()
+    return server

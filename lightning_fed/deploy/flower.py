@@ -1,0 +1,54 @@
+"""Flower as the transport: the one file that imports it in the server's process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flwr.app import Message
+
+from lightning_fed.deploy.relay import content_of, frame_of
+
+#: Seconds between looks for answers.
+POLL = 0.2
+
+
+class FlowerTransport:
+    """Carries frames by a ServerApp's ``Grid``.
+
+    Flower authenticates nodes by their registered keys, encrypts by TLS, and cuts frames into pieces of 5 MB.
+    """
+
+    def __init__(self, grid: Any) -> None:
+        self.grid = grid
+
+    def nodes(self) -> set[int]:
+        """The nodes that Flower takes for connected."""
+        return set(self.grid.get_node_ids())
+
+    def exchange(self, frames: Mapping[int, bytes], timeout: float) -> Iterator[tuple[int, bytes | None]]:
+        """Send a frame to each node, and yield their answers as they come, for ``timeout`` seconds at most."""
+        end = time.monotonic() + timeout
+        waiting: dict[str, int] = {}
+        for node, frame in frames.items():  # one by one: Flower would hold all of them in one request
+            message = Message(content_of(frame), dst_node_id=node, message_type="query", ttl=timeout)
+            (name,) = self.grid.push_messages([message])
+            if name:
+                waiting[name] = node
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    yield node, self._frame(reply, node)
+            time.sleep(POLL)
+
+    @staticmethod
+    def _frame(reply: Message, node: int) -> bytes | None:
+        """The frame of a reply; None for an error of the node, or a reply of another node."""
+        if reply.has_error() or reply.metadata.src_node_id != node:
+            return None
+        try:
+            return frame_of(reply)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
