@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from flwr.app import Message
 
 from lightning_fed.deploy.relay import content_of, frame_of
+from lightning_fed.deploy.transport import TransportError
 
 #: Seconds between looks for answers.
 POLL = 0.2
@@ -25,7 +27,8 @@ class FlowerTransport:
 
     def nodes(self) -> set[int]:
         """The nodes that Flower takes for connected."""
-        return set(self.grid.get_node_ids())
+        with _named():
+            return set(self.grid.get_node_ids())
 
     def exchange(self, frames: Mapping[int, bytes], timeout: float) -> Iterator[tuple[int, bytes | None]]:
         """Send a frame to each node, and yield their answers as they come, for ``timeout`` seconds at most."""
@@ -33,11 +36,14 @@ class FlowerTransport:
         waiting: dict[str, int] = {}
         for node, frame in frames.items():  # one by one: Flower would hold all of them in one request
             message = Message(content_of(frame), dst_node_id=node, message_type="query", ttl=timeout)
-            (name,) = self.grid.push_messages([message])
+            with _named():
+                (name,) = self.grid.push_messages([message])
             if name:
                 waiting[name] = node
         while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(list(waiting)):
+            with _named():
+                replies = list(self.grid.pull_messages(list(waiting)))
+            for reply in replies:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     yield node, self._frame(reply, node)
@@ -52,3 +58,12 @@ class FlowerTransport:
             return frame_of(reply)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Tell errors of Flower's calls from errors of our own."""
+    try:
+        yield
+    except Exception as error:  # Flower passes on whatever its HTTP client raises
+        raise TransportError(f"Flower: {type(error).__name__}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class Journal:
         self.run: str = starts[0]["run"] if starts else secrets.token_hex(8)
         self.incarnation = len(starts) + 1
         self.rounds = [entry for entry in entries if entry["event"] == "round"]
-        self._append({"event": "start", "run": self.run, "incarnation": self.incarnation, "process": os.getpid()})
+        who = {"incarnation": self.incarnation, "process": os.getpid(), "at": time.time()}
+        self._append({"event": "start", "run": self.run, **who})
 
     @property
     def rounds_done(self) -> int:
@@ -66,12 +68,16 @@ class Journal:
     def commit(self, round: int, facts: Mapping[str, Any]) -> None:
         """Commit a round whose checkpoint has been written; the checkpoint of the round before the last goes."""
         name = self.checkpoint_for(round).name
-        entry = {"event": "round", "round": round, "checkpoint": name, **facts}
+        entry = {"event": "round", "round": round, "checkpoint": name, "at": time.time(), **facts}
         self._append(entry)
         self.rounds.append(entry)
         for old in self.rounds[:-2]:
             if old["checkpoint"] not in {kept["checkpoint"] for kept in self.rounds[-2:]}:
                 durable.remove(self.folder / old["checkpoint"])
+
+    def fail(self, reason: str) -> None:
+        """Note why the run cannot go on by itself."""
+        self._append({"event": "error", "reason": reason})
 
     def end(self) -> None:
         """Note that the run is complete."""

@@ -31,9 +31,6 @@ dependencies = []
 
 [tool.flwr.app]
 publisher = "lightning-fed"
-fab-format-version = 1
-flwr-version-target = "{version}"
-fab-include = ["lightning_fed_app/**/*.py"]
 
 [tool.flwr.app.components]
 serverapp = "lightning_fed_app.server:app"
@@ -41,7 +38,7 @@ clientapp = "lightning_fed_app.client:app"
 
 [tool.flwr.app.config]
 """
-_SERVER_APP = '"""The ServerApp."""\n\nfrom lightning_fed.cli.deploying.server_app import app  # noqa: F401\n'
+_SERVER_APP = '"""The ServerApp."""\n\nfrom lightning_fed.cli.deploying import server_app\n\napp = server_app.app\n'
 
 
 @dataclass
@@ -90,12 +87,10 @@ class ServerPlace:
 
     def write_configs(self) -> None:
         """Write the files that follow from the settings."""
-        from flwr.supercore.version import package_version
-
         (self.folder / "nginx.conf").write_text(proxy.config(self.folder, self.listen, self.port, self.body_mb))
         app = self.folder / "app" / "lightning_fed_app"
         app.mkdir(parents=True, exist_ok=True)
-        (app.parent / "pyproject.toml").write_text(_PROJECT.format(version=package_version))
+        (app.parent / "pyproject.toml").write_text(_PROJECT)
         (app.parent / "README.md").write_text("# lightning-fed-app\n")
         (app / "__init__.py").write_text('"""Sent to nodes by lightning-fed."""\n')
         (app / "server.py").write_text(_SERVER_APP)

@@ -40,11 +40,13 @@ http {{
       proxy_pass https://127.0.0.1:{port};
       proxy_ssl_verify on;
       proxy_ssl_trusted_certificate {certificates}/ca.crt;
-      proxy_ssl_name 127.0.0.1;
+      proxy_ssl_name localhost;
       proxy_http_version 1.1;
       proxy_set_header Connection "";
       proxy_set_header Host 127.0.0.1;
       proxy_read_timeout 120s;
+      proxy_request_buffering off;  # bodies are passed on as they come: neither kept in memory nor in files
+      proxy_buffering off;
     }}
   }}
 }}

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 
+class TransportError(ConnectionError):
+    """The transport itself is gone; the server ends, and resumes from its journal when it is started again."""
+
+
 class Transport(Protocol):
     """Carries frames between the server and nodes; knows nothing of what is in them.
 

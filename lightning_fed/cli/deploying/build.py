@@ -62,6 +62,7 @@ def build_node(args: Sequence[str], cwd: str = "") -> FederatedCLI:
 
 
 def _built(args: Sequence[str], cwd: str, cli: type[FederatedCLI], more: Sequence[str]) -> FederatedCLI:
+    del sys.argv[1:]  # Lightning warns of arguments beside those that it is given
     if cwd:
         os.chdir(cwd)  # paths in a config, and a user's own modules, are relative to where it was written for
     if os.getcwd() not in sys.path:

@@ -16,7 +16,7 @@ from lightning_fed.deploy.journalling import Journalling
 from lightning_fed.deploy.link import Link, Patience
 from lightning_fed.deploy.places import SERVER, ServerPlace
 from lightning_fed.deploy.remote import DeployedServer, RemoteData, call_roll, settings_of
-from lightning_fed.deploy.transport import Transport
+from lightning_fed.deploy.transport import Transport, TransportError
 from lightning_fed.lightning import Checkpoint
 
 app = ServerApp()
@@ -30,21 +30,30 @@ def main(grid: Any, context: Any) -> None:
 
 def run_server(place: ServerPlace, transport: Transport) -> DeployedServer:
     """Run or resume a federation to its last round, over any transport."""
-    folder = Path(place.folder).absolute()
-    with Journal(folder / "journal") as journal:
-        cli = build_server(place.args, place.cwd)
-        server, trainer, module, given = server_of(cli.trainer), cli.trainer, cli.model, cli.datamodule
-        assert isinstance(server, DeployedServer)
-        patience = Patience(place.timeout, place.patience)
-        server.link = Link(transport, place.owners, journal.run, journal.incarnation, patience)
-        clients = [client for node in place.nodes.values() for client in node["clients"]]
-        order = {client: i for i, client in enumerate(place.order or clients)}
-        clients.sort(key=lambda client: order.get(client, len(order)))
-        settings = settings_of(server, Layout.of(module, server.personal))
-        examples = call_roll(server.link, settings, clients)
-        at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
-        trainer.callbacks.insert(at, Journalling(journal, server))
-        data = RemoteData(examples, given.batch_size, given.drop_last)
-        trainer.fit(module, datamodule=data, ckpt_path=journal.last)
+    with Journal(Path(place.folder).absolute() / "journal") as journal:
+        try:
+            server = _fit(place, journal, transport)
+        except TransportError:
+            raise  # whoever looks after this process starts it again
+        except Exception as error:  # anything else would come again: it is for the operator
+            journal.fail(f"{type(error).__name__}: {error}")
+            raise
         journal.end()
+    return server
+
+
+def _fit(place: ServerPlace, journal: Journal, transport: Transport) -> DeployedServer:
+    cli = build_server(place.args, place.cwd)
+    server, trainer, given = server_of(cli.trainer), cli.trainer, cli.datamodule
+    assert isinstance(server, DeployedServer)
+    patience = Patience(place.timeout, place.patience)
+    server.link = Link(transport, place.owners, journal.run, journal.incarnation, patience)
+    clients = [client for node in place.nodes.values() for client in node["clients"]]
+    order = {client: i for i, client in enumerate(place.order or clients)}
+    clients.sort(key=lambda client: order.get(client, len(order)))
+    examples = call_roll(server.link, settings_of(server, Layout.of(cli.model, server.personal)), clients)
+    at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
+    trainer.callbacks.insert(at, Journalling(journal, server))
+    data = RemoteData(examples, given.batch_size, given.drop_last)
+    trainer.fit(cli.model, datamodule=data, ckpt_path=journal.last)
     return server
