@@ -80,6 +80,17 @@ class ServerHost:
                 node["name"] = name
                 self.place.save()
 
+        while self.place.expelled:
+            self._flwr("supernode", "unregister", str(self.place.expelled[-1]), "here", check=False)
+            self.place.expelled.pop()
+            self.place.save()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is complete."""
+        entries = self.entries
+        return bool(entries) and entries[-1]["event"] == "end"
+
     def tick(self) -> Iterator[dict[str, Any]]:
         """Look after everything once; yield what is new in the journal."""
         for task in self.supervisor.poll():
@@ -91,11 +102,9 @@ class ServerHost:
         yield from new
         if any(entry["event"] == "round" for entry in new):
             self._futile = 0
-        if not self._is_over(entries) and not self._server_app_runs(entries):
+        over = self.is_over or any(entry["event"] == "error" for entry in new)
+        if not over and not self._server_app_runs(entries):
             self._start_run()
-
-    def _is_over(self, entries: list[dict[str, Any]]) -> bool:
-        return bool(entries) and entries[-1]["event"] in ("end", "error")
 
     def _server_app_runs(self, entries: list[dict[str, Any]]) -> bool:
         starts = [entry for entry in entries if entry["event"] == "start"]

@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.deploy import pki, proxy
+from lightning_fed.deploy.journal import read_entries
 from lightning_fed.store import durable
+from lightning_fed.store.identity import name_of
 
 #: Environment variables with the folder of a server, and of a node.
 SERVER, NODE = "LIGHTNING_FED_SERVER", "LIGHTNING_FED_NODE"
@@ -55,6 +58,8 @@ class ServerPlace:
         timeout, patience: seconds, as in :class:`~lightning_fed.deploy.link.Patience`.
         body_mb: most megabytes of a request.
         cwd: where relative paths in ``args`` begin.
+        expelled: Flower's numbers of nodes whose keys are to be taken out.
+        weights: a checkpoint whose model a new run begins with; by default that of the config.
     """
 
     folder: Path
@@ -67,6 +72,8 @@ class ServerPlace:
     patience: float = 3600.0
     body_mb: int = proxy.BODY_MB
     cwd: str = ""
+    expelled: list[int] = field(default_factory=list)
+    weights: str = ""
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerPlace:
@@ -100,6 +107,39 @@ class ServerPlace:
         address, ca = f"127.0.0.1:{self.port}", self.folder.absolute() / "ca.crt"
         text = f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\nroot-certificates = "{ca}"\n'
         (flower / "config.toml").write_text(text)
+
+    def admit(self, name: str, key: bytes, clients: Sequence[ClientId]) -> None:
+        """Have a node's key registered at the next start; the node may speak for these clients."""
+        taken = {client: other for other, node in self.nodes.items() for client in node["clients"]}
+        if name in self.nodes or any(client in taken for client in clients):
+            named = [f"client {client!r} is at node {taken[client]!r}" for client in clients if client in taken]
+            raise ValueError(f"Node {name!r} cannot be admitted: {[*named, 'the name is taken'][0]}. Expel that first.")
+        path = self.folder / f"{name_of(name.encode())}.pub"
+        path.write_bytes(key)
+        self.nodes[name] = {"key": path.name, "clients": list(clients)}
+        self.save()
+
+    def expel(self, name: str) -> None:
+        """Have a node's key taken out at the next start, and its clients left out of the next run."""
+        if name not in self.nodes:
+            raise ValueError(f"There is no node {name!r}. There are {', '.join(self.nodes) or 'none'}.")
+        node = self.nodes.pop(name)
+        self.order = [client for client in self.order if client not in node["clients"]]
+        if "id" in node:
+            self.expelled.append(node["id"])
+        self.save()
+
+    def begin_anew(self) -> None:
+        """Put the journal aside; the next run begins with its last model, and with clients that remember nothing."""
+        journal = self.folder / "journal"
+        if not journal.exists():
+            return
+        rounds = [entry for entry in read_entries(journal / "journal.jsonl") if entry["event"] == "round"]
+        aside = next(path for i in count(1) if not (path := self.folder / f"journal-{i}").exists())
+        durable.rename(journal, aside)
+        if rounds:
+            self.weights = str((aside / rounds[-1]["checkpoint"]).absolute())
+        self.save()
 
     @property
     def owners(self) -> dict[ClientId, int]:

@@ -95,6 +95,6 @@ def run_local(
                 tell(entry)
                 if entry["event"] in ("end", "error"):
                     return entry
-            if (last := (host.entries or [{}])[-1]).get("event") == "end":
-                return last
+            if host.is_over:
+                return host.entries[-1]
             time.sleep(PAUSE)

@@ -18,6 +18,7 @@ from lightning_fed.deploy.places import SERVER, ServerPlace
 from lightning_fed.deploy.remote import DeployedServer, RemoteData, call_roll, settings_of
 from lightning_fed.deploy.transport import Transport, TransportError
 from lightning_fed.lightning import Checkpoint
+from lightning_fed.store import read_sealed
 
 app = ServerApp()
 
@@ -55,5 +56,7 @@ def _fit(place: ServerPlace, journal: Journal, transport: Transport) -> Deployed
     at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
     trainer.callbacks.insert(at, Journalling(journal, server))
     data = RemoteData(examples, given.batch_size, given.drop_last)
+    if place.weights and journal.last is None:
+        cli.model.load_state_dict(read_sealed(Path(place.weights))["state_dict"])
     trainer.fit(cli.model, datamodule=data, ckpt_path=journal.last)
     return server
