@@ -14,6 +14,9 @@ from lightning_fed.deploy.keys import Key
 
 VERSION = 1
 ROLL, TRAIN, REFUSED = "roll", "train", "refused"
+#: Numbers of a round, in every instruction to train: size of the cohort, optimiser steps of the run before this round,
+#: batches of the longest visit, and the planned sum of step sizes.
+NUMBERS = ("cohort", "local_time", "batches", "lr_sum")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Instruction:
         kind: ``roll`` asks which clients a node has, ``train`` has some of them visited.
         settings: settings of the experiment, which must be the node's own.
         clients: the clients to visit.
-        numbers: numbers of the round: size of the cohort, the local clock, planned step sizes.
+        numbers: the ``NUMBERS`` of the round.
         down: the tensors of the broadcast, by field.
         plain: its other fields.
         x0: the first model, where a client has no state yet.
@@ -88,7 +91,7 @@ class Instruction:
                 str(header["kind"]),
                 dict(header["settings"]),
                 clients,
-                {str(name): float(number) for name, number in header["numbers"].items()},
+                {name: float(header["numbers"][name]) for name in (NUMBERS if header["kind"] == TRAIN else ())},
                 unprefixed("down/", tensors),
                 dict(header["plain"]),
                 tensors.get("x0"),
