@@ -25,6 +25,8 @@ http {{
   uwsgi_temp_path {folder}/nginx-uwsgi;
   scgi_temp_path {folder}/nginx-scgi;
   client_max_body_size {body_mb}m;
+  limit_conn_zone $binary_remote_addr zone=addresses:1m;
+  limit_conn addresses 64;
   client_body_timeout 60s;
   client_header_timeout 20s;
   keepalive_timeout 75s;

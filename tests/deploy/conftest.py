@@ -41,10 +41,10 @@ import os, time
 from lightning_fed.models import MLP
 
 class SlowMLP(MLP):
-    def training_step(self, batch, batch_idx=0):
+    def training_step(self, batch, batch_idx):
         if os.path.exists(os.environ["SLOW_FILE"]):
             time.sleep(0.3)
-        return super().training_step(batch)
+        return super().training_step(batch, batch_idx)
 """
 CONFIG = """
 seed_everything: 0

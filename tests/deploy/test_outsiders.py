@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from lightning_fed.deploy import pki
 from lightning_fed.deploy.hosting import ServerHost
@@ -52,7 +53,7 @@ class Door:
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         connection = self.connection()
         try:
-            connection.request("POST", path, body, {"content-type": "application/x-protobuf", **headers})
+            connection.request("POST", path, body, {"content-type": PROTOBUF_MEDIA_TYPE, **headers})
             response = connection.getresponse()
             return response.status, response.read()
         finally:
@@ -73,8 +74,8 @@ class Door:
 
 
 @pytest.fixture
-def door(federation: Callable[..., Any]) -> Iterator[Door]:
-    yield Door(federation(nodes=2))
+def door(federation: Callable[..., Any]) -> Door:
+    return Door(federation(nodes=2))
 
 
 def key_of(path: Path) -> Any:
@@ -184,6 +185,7 @@ def sent_until_refused(door: Door, size: int, chunked: bool) -> int | None:
         connection.putrequest("POST", "/v1/fleet/push-object")
         name, value = ("transfer-encoding", "chunked") if chunked else ("content-length", str(size))
         connection.putheader(name, value)
+        connection.putheader("content-type", PROTOBUF_MEDIA_TYPE)
         connection.endheaders()
         try:
             for _ in range(size // len(piece)):
