@@ -36,42 +36,66 @@ class Asked:
     position: int
 
 
-@dataclass(frozen=True, eq=False)
-class Instruction:
-    """What the server sends to a node.
+@dataclass(frozen=True)
+class Envelope:
+    """What an instruction is: name of the run, its own name, and its kind.
 
-    Args:
-        run: name of the run.
-        key: name of the instruction.
-        kind: ``roll`` asks which clients a node has, ``train`` has some of them visited.
-        settings: settings of the experiment, which must be the node's own.
-        clients: the clients to visit.
-        numbers: the ``NUMBERS`` of the round.
-        down: the tensors of the broadcast, by field.
-        plain: its other fields.
-        x0: the first model, where a client has no state yet.
-        buffers: the server's buffers.
+    ``roll`` asks which clients a node has, ``train`` has some of them visited.
     """
 
     run: str
     key: Key
     kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A record on its way: its tensors, and its other fields."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    plain: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """What the server sends to a node.
+
+    Args:
+        envelope: what it is.
+        settings: settings of the experiment, which must be the node's own.
+        clients: the clients to visit.
+        numbers: the ``NUMBERS`` of the round.
+        down: the broadcast.
+        x0: the first model, where a client has no state yet.
+        buffers: the server's buffers.
+    """
+
+    envelope: Envelope
     settings: Mapping[str, Any]
     clients: Sequence[Asked] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
-    down: Mapping[str, Tensor] = field(default_factory=dict)
-    plain: Mapping[str, Any] = field(default_factory=dict)
+    down: Parts = field(default_factory=Parts)
     x0: Tensor | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self.envelope.run
+
+    @property
+    def key(self) -> Key:
+        """Name of the instruction."""
+        return self.envelope.key
 
     def encode(self) -> bytes:
         """The instruction as a frame."""
         clients = [[asked.client, asked.base, asked.committed, asked.position] for asked in self.clients]
-        header = {"version": VERSION, "run": self.run, "key": self.key, "kind": self.kind}
+        header = {"version": VERSION, "run": self.run, "key": self.key, "kind": self.envelope.kind}
         header |= {"settings": dict(self.settings), "clients": clients, "numbers": dict(self.numbers)}
-        header["plain"] = dict(self.plain)
+        header["plain"] = dict(self.down.plain)
         x0 = {} if self.x0 is None else {"x0": self.x0}
-        return encode(header, {**prefixed("down/", self.down), **x0, **prefixed("buffers/", self.buffers)})
+        return encode(header, {**prefixed("down/", self.down.tensors), **x0, **prefixed("buffers/", self.buffers)})
 
     @classmethod
     def read(cls, frame: Frame, expected: Schema) -> Instruction:
@@ -86,14 +110,11 @@ class Instruction:
                 for cid, base, committed, position in header["clients"]
             ]
             return cls(
-                str(header["run"]),
-                Key.read(header["key"]),
-                str(header["kind"]),
+                Envelope(str(header["run"]), Key.read(header["key"]), str(header["kind"])),
                 dict(header["settings"]),
                 clients,
                 {name: float(header["numbers"][name]) for name in (NUMBERS if header["kind"] == TRAIN else ())},
-                unprefixed("down/", tensors),
-                dict(header["plain"]),
+                Parts(unprefixed("down/", tensors), dict(header["plain"])),
                 tensors.get("x0"),
                 unprefixed("buffers/", tensors),
             )

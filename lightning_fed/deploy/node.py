@@ -109,7 +109,7 @@ class NodeServer(FederatedServer):
         federation, instruction = self.federation or self._begin(trainer), self.instruction
         if instruction.x0 is not None:
             federation.x0 = instruction.x0.to(federation.x0)
-        if (x_bar := instruction.down["x_bar"]).numel():  # empty where the clients need none
+        if (x_bar := instruction.down.tensors["x_bar"]).numel():  # empty where the clients need none
             federation.server = with_tensors(federation.server, {**tensors_of(federation.server), "x_bar": x_bar})
         federation.rounds_done, federation.local_time = instruction.key.round, self.local_time
         module = trainer.lightning_module
@@ -124,7 +124,7 @@ class NodeServer(FederatedServer):
         assert federation is not None
         assert isinstance(player, NodePlayer)
         blank = federation.algorithm.broadcast(federation.algorithm.init_server(federation.x0), self.local_work)
-        down = rebuilt(blank, instruction.down, instruction.plain)
+        down = rebuilt(blank, instruction.down.tensors, instruction.down.plain)
         memories = {asked.client: self._memory_of(asked.client, asked.base) for asked in instruction.clients}
         self.answered, self.alone = player.visits(instruction, down, memories)
         losses = {cid: reply.loss for cid, reply in self.answered.items() if isinstance(reply, Reply)}

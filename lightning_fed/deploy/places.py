@@ -66,19 +66,21 @@ class ServerPlace:
     args: list[str] = field(default_factory=list)
     listen: str = "0.0.0.0:9092"
     port: int = 9093
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    order: list[ClientId] = field(default_factory=list)
-    timeout: float = 600.0
-    patience: float = 3600.0
-    body_mb: int = proxy.BODY_MB
     cwd: str = ""
-    expelled: list[int] = field(default_factory=list)
-    weights: str = ""
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    order: list[ClientId] = field(default_factory=list, init=False)
+    timeout: float = field(default=600.0, init=False)
+    patience: float = field(default=3600.0, init=False)
+    body_mb: int = field(default=proxy.BODY_MB, init=False)
+    expelled: list[int] = field(default_factory=list, init=False)
+    weights: str = field(default="", init=False)
 
     @classmethod
     def load(cls, folder: Path | str) -> ServerPlace:
         """The server of a folder that ``lightning-fed deploy init server`` made."""
-        return cls(Path(folder), **_settings(Path(folder), "server"))
+        place = cls(Path(folder))
+        vars(place).update(_settings(Path(folder), "server"))
+        return place
 
     def save(self) -> None:
         """Write the settings."""

@@ -21,7 +21,7 @@ from lightning_fed.deploy.blanks import blank_message, parts_of, rebuilt
 from lightning_fed.deploy.frames import Spec, schema_of
 from lightning_fed.deploy.keys import NONE, Key, Version
 from lightning_fed.deploy.link import Link
-from lightning_fed.deploy.messages import ROLL, TRAIN, Asked, Instruction, Visited
+from lightning_fed.deploy.messages import ROLL, TRAIN, Asked, Envelope, Instruction, Parts, Visited
 from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import ClientError, DivergenceError, SequentialEngine, TimeLimitError
 from lightning_fed.lightning import pl
@@ -149,7 +149,8 @@ class RemoteEngine:
             own = [asked[cid] for cid in clients]
             x0 = self.federation.x0.cpu() if any(each.base == NONE for each in own) else None
             numbers = self._numbers(len(cohort))
-            return Instruction(self.link.run, key, TRAIN, self.settings, own, numbers, fields, plain, x0, self.buffers)
+            envelope = Envelope(self.link.run, key, TRAIN)
+            return Instruction(envelope, self.settings, own, numbers, Parts(fields, plain), x0, self.buffers)
 
         turn = self.alone.round, self._exchange
         answers = self.link.ask(cohort, turn, write, schema_of(parts_of(blank)[0]), self._shared_schema())
@@ -274,7 +275,7 @@ def call_roll(link: Link, settings: Mapping[str, Any], clients: Sequence[ClientI
     """Numbers of samples of all registered clients, by their nodes' own word; waits until every node has answered."""
 
     def write(node: int, own: Sequence[ClientId], key: Key) -> Instruction:
-        return Instruction(link.run, key, ROLL, settings, [Asked(cid, NONE, NONE, 0) for cid in own])
+        return Instruction(Envelope(link.run, key, ROLL), settings, [Asked(cid, NONE, NONE, 0) for cid in own])
 
     answers = link.ask(clients, (-1, 0), write, {}, {})
     found = {own.client: own for _, answer in answers.values() for own in answer.visited}

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,11 +28,11 @@ class Task:
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
-    starts: int = 0
-    due: float = 0.0
-    begun: float = 0.0
-    delay: float = DELAY
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    starts: int = field(default=0, init=False)
+    due: float = field(default=0.0, init=False)
+    begun: float = field(default=0.0, init=False)
+    delay: float = field(default=DELAY, init=False)
 
     @property
     def alive(self) -> bool:

@@ -39,8 +39,8 @@ def make_local(
     clients = list(ids) if ids is not None else clients_of(args)
     if nodes > len(clients):
         raise DeployError(f"There are {len(clients)} clients for {nodes} nodes. Use at most {len(clients)} nodes.")
-    server = ServerPlace(server_folder, listen=f"127.0.0.1:{ports[0]}", port=ports[1], order=clients, **where)
-    server.timeout, server.patience = timeout, patience
+    server = ServerPlace(server_folder, listen=f"127.0.0.1:{ports[0]}", port=ports[1], **where)
+    server.order, server.timeout, server.patience = clients, timeout, patience
     server.make(["127.0.0.1"])
     places = []
     for i, own in enumerate(node_folders):

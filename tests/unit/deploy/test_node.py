@@ -16,7 +16,7 @@ from lightning_fed.algorithms import FedADMM, FedAvg
 from lightning_fed.deploy.frames import Frame, FrameError, encode
 from lightning_fed.deploy.keys import Key
 from lightning_fed.deploy.link import Link, Patience, RefusedError
-from lightning_fed.deploy.messages import Answer, Visited
+from lightning_fed.deploy.messages import Answer, Asked, Envelope, Instruction, Visited
 from lightning_fed.engines.sequential import ClientError, DivergenceError, TimeLimitError
 
 SETTINGS: dict[str, Any] = {"algorithm": FedADMM(eta=1.0), "local_steps": 2, "seed": 0}
@@ -165,18 +165,10 @@ class Forger:
     ids=str,
 )
 def test_an_answer_to_anything_else_is_not_applied(change: dict[str, Any]) -> None:
-    from lightning_fed.deploy.messages import Asked, Instruction
-
     def asked(forger: Forger) -> dict[Any, Any]:
         link = Link(forger, {"ann": 7}, "run", 1, Patience(0.05, 0.05, 0.01))  # type: ignore[arg-type]
-        none = Key(-1, -1, -1, -1)
-        return link.ask(
-            ["ann"],
-            (0, 0),
-            lambda n, c, key: Instruction("run", key, "roll", {}, [Asked("ann", none, none, 0)]),
-            {},
-            {},
-        )
+        ann = Asked("ann", Key(-1, -1, -1, -1), Key(-1, -1, -1, -1), 0)
+        return link.ask(["ann"], (0, 0), lambda n, c, k: Instruction(Envelope("run", k, "roll"), {}, [ann]), {}, {})
 
     assert set(asked(Forger(lambda good: good))) == {7}
     assert asked(Forger(lambda good: replace(good, **change))) == {}
