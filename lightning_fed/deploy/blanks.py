@@ -67,7 +67,7 @@ def parts_of(value: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str,
 
 def rebuilt(blank: Any, tensors: Mapping[str, Tensor], plain: Mapping[str, Any], prefix: str = "") -> Any:
     """A record like ``blank`` with other parts, on its device; refuses values of another type."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, own in vars(blank).items():
         if isinstance(own, Tensor):
             fields[name] = tensors[prefix + name].to(own.device)

@@ -44,8 +44,8 @@ class FlowerTransport:
             with _named():
                 replies = list(self.grid.pull_messages(list(waiting)))
             for reply in replies:
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
+                if (name := reply.metadata.reply_to_message_id) in waiting:
+                    node = waiting.pop(name)
                     yield node, self._frame(reply, node)
             time.sleep(POLL)
 

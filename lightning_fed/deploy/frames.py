@@ -81,7 +81,7 @@ def encode(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = Non
     text = json.dumps({"header": dict(header), "tensors": declared}, separators=(",", ":")).encode()
     if len(text) > MOST_HEADER:
         raise ValueError(f"The header has {len(text):,} bytes; at most {MOST_HEADER:,} are sent.")
-    body = [text, *(_bytes_of(tensor) for tensor in tensors.values())]
+    body: list[Any] = [text, *(_bytes_of(tensor) for tensor in tensors.values())]
     digest = sha256()
     for part in body:
         digest.update(part)
@@ -95,7 +95,8 @@ def digest_of(data: bytes) -> str:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b"")
+    flat: Any = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else b""
+    return memoryview(flat)
 
 
 class Frame:

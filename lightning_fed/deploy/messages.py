@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fed.core.memory import ClientId
-from lightning_fed.deploy.frames import Frame, FrameError, Schema, encode
+from lightning_fed.deploy.frames import Frame, FrameError, Schema, Spec, encode
 from lightning_fed.deploy.keys import Key
 
 VERSION = 1
@@ -174,7 +174,7 @@ class Answer:
             rest = _numbers(header["metrics"]), str(header["reason"])[:1000]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FrameError(f"The answer cannot be read: {error!r}") from None
-        expected = {}
+        expected: dict[str, Spec] = {}
         for i, (_, failure, *_) in enumerate(entries):
             if failure is None and known[2] == TRAIN:
                 expected |= {f"{i}/message/{name}": spec for name, spec in message.items()}

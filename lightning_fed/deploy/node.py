@@ -175,7 +175,8 @@ class Node:
         self.trainer, self.module, self.data, self.server = trainer, module, data, server
         self.clients, self.folder, self.share = list(clients), folder, tuple(share)
         self.settings = settings_of(server, Layout.of(module, server.personal))
-        self._run, self._versions = "", None
+        self._run = ""
+        self._versions: Versions | None = None
         unknown = [cid for cid in clients if cid not in data.client_ids]
         if unknown:
             raise ValueError(f"The data have no client {unknown[0]!r}. There are {data.client_ids[:5]} and so on.")

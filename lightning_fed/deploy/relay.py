@@ -19,7 +19,7 @@ KIND = "lightning_fed.frame"
 app = ClientApp()
 
 
-@app.query()
+@app.query()  # type: ignore[untyped-decorator,unused-ignore]
 def relay(message: Message, context: Context) -> Message:
     """The node's answer to a frame."""
     answer = asked(os.environ[FOLDER], frame_of(message), message.metadata.ttl)

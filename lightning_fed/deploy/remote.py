@@ -174,7 +174,7 @@ class RemoteEngine:
         return NONE if memory is None else memory.state.name
 
     def _numbers(self, cohort: int) -> dict[str, float]:
-        clock = self.alone.loop.trainer.fit_loop.clock  # type: ignore[attr-defined]
+        clock = self.alone.loop.trainer.fit_loop.clock
         time, plan = self.federation.local_time, self.federation.lr_sum
         return {"cohort": cohort, "local_time": time, "batches": clock.batches, "lr_sum": plan}
 
@@ -210,8 +210,8 @@ class RemoteEngine:
         policy = self.alone.policy
         if policy.skips:
             return Failure(kind, reason)
-        error = {NOT_FINITE: DivergenceError, TOO_SLOW: TimeLimitError}.get(kind, ClientError)
-        raise error(f"{reason} {policy.consequence}")
+        known: dict[str, type[ClientError]] = {NOT_FINITE: DivergenceError, TOO_SLOW: TimeLimitError}
+        raise known.get(kind, ClientError)(f"{reason} {policy.consequence}")
 
 
 class _Remote(Choice):

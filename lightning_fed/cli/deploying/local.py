@@ -33,7 +33,7 @@ def make_local(
     """
     server_folder, node_folders = folder / "server", [folder / f"node-{i}" for i in range(nodes)]
     ports = free_ports(2 + nodes)
-    where = {"args": absolute(args), "cwd": os.getcwd()}
+    where: dict[str, Any] = {"args": absolute(args), "cwd": os.getcwd()}
     if (server_folder / "server.json").exists():
         return _again(server_folder, node_folders, ports, where)
     clients = list(ids) if ids is not None else clients_of(args)

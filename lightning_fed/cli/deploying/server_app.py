@@ -23,7 +23,7 @@ from lightning_fed.store import read_sealed
 app = ServerApp()
 
 
-@app.main()
+@app.main()  # type: ignore[untyped-decorator,unused-ignore]
 def main(grid: Any, context: Any) -> None:
     """Run the federation of the folder that the environment names."""
     run_server(ServerPlace.load(os.environ[SERVER]), FlowerTransport(grid))
