@@ -48,8 +48,9 @@ class SlowMLP(MLP):
 """
 CONFIG = """
 seed_everything: 0
-trainer: {{max_epochs: {rounds}, accelerator: cpu, logger: false, enable_model_summary: false,
-  enable_progress_bar: false, enable_checkpointing: false, default_root_dir: {folder}/run}}
+trainer: {{max_epochs: {rounds}, accelerator: cpu, enable_model_summary: false,
+  enable_progress_bar: false, enable_checkpointing: false, default_root_dir: {folder}/run,
+  logger: {{class_path: lightning_fed.tracking.AutoWandbLogger, init_args: {{save_dir: {folder}/run}}}}}}
 model: {{class_path: {model}, init_args: {{sizes: [60, 16, 10], lr: 0.05}}}}
 data: {{class_path: lightning_fed.datamodules.Synthetic, init_args: {{clients: 6, batch_size: 2}}}}
 federated:
@@ -88,7 +89,7 @@ class Federation:
 
     def simulated(self) -> list[str]:
         """Digests of the simulation of the same config."""
-        cli = build(list(self.args), run=False)
+        cli = build([*self.args, "--trainer.logger=false"], run=False)
         digests = Digests()
         cli.trainer.callbacks.append(digests)
         cli.trainer.fit(cli.model, datamodule=cli.datamodule)

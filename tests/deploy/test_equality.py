@@ -36,5 +36,6 @@ def test_a_federation_has_the_bits_of_its_simulation_and_stays_on_loopback(
     hosts = {where for where in connections(tmp_path / "audit.txt") if not where.startswith(("/", "b'"))}
     assert "127.0.0.1" in hosts  # the hook works
     assert hosts <= {"127.0.0.1", "localhost", "::1"}
+    assert len(list(tmp_path.rglob("run-*.wandb"))) == 1  # W&B runs once, on the server
     for secret in ("server/server.key", "server/superexec.secret", "node-0/node.key", "node-0/superexec.secret"):
         assert (tmp_path / "fed" / secret).stat().st_mode & 0o777 == 0o600
