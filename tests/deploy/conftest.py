@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: make test-deploy installs it")
-
-from lightning_fed.deploy import proxy
-
-if proxy.executable() is None:
-    pytest.skip("nginx is not installed: apt-get install nginx-light", allow_module_level=True)
-
 from lightning_fed.cli.deploying.build import server_of
 from lightning_fed.cli.deploying.local import make_local
 from lightning_fed.cli.main import build
+from lightning_fed.deploy import proxy
 from lightning_fed.deploy.hosting import NodeHost, ServerHost
 from lightning_fed.deploy.journalling import digest_of_tensor
 from lightning_fed.deploy.supervisor import Supervisor
@@ -125,6 +119,9 @@ class Federation:
 @pytest.fixture
 def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Federation]]:
     """Make federations; all their processes are ended with the test."""
+    pytest.importorskip("flwr", reason="flwr is not installed: make test-deploy installs it")
+    if proxy.executable() is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
     made: list[Federation] = []
     site = tmp_path / "site"
     site.mkdir()

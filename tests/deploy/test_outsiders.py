@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: make test-deploy installs it")
+
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, RegisterNodeFleetRequest
@@ -80,11 +83,6 @@ def door(federation: Callable[..., Any]) -> Door:
 
 def key_of(path: Path) -> Any:
     return serialization.load_ssh_private_key(path.read_bytes(), None)
-
-
-def raw(key: Any) -> bytes:
-    pem, info = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return bytes(key.public_key().public_bytes(pem, info))
 
 
 def signed(key: Any, at: datetime.datetime | None = None) -> dict[str, str]:
