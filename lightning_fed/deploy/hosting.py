@@ -15,7 +15,7 @@ from typing import Any
 
 from lightning_fed.deploy import proxy
 from lightning_fed.deploy.journal import read_entries
-from lightning_fed.deploy.places import NodePlace, ServerPlace
+from lightning_fed.deploy.places import SERVER, NodePlace, ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor, is_running
 
 #: Seconds that parts of a federation may take to start.
@@ -64,6 +64,7 @@ class ServerHost:
                 "nginx is not installed. It keeps Flower's control API, which starts runs on all nodes, from the"
                 " network. Install it: apt-get install nginx-light."
             )
+        self._end_server_app()  # one that has survived a supervisor that was killed
         environment = self.place.environment()
         self.supervisor.add("superlink", self.place.superlink(), environment)
         self._wait_for_superlink()
@@ -109,7 +110,7 @@ class ServerHost:
     def _server_app_runs(self, entries: list[dict[str, Any]]) -> bool:
         starts = [entry for entry in entries if entry["event"] == "start"]
         if starts and starts[-1]["at"] >= self._asked:
-            return is_running(starts[-1]["process"])
+            return self._is_ours(starts[-1]["process"])
         return self._run is not None and time.time() - self._asked < STARTING  # it is about to start
 
     def _start_run(self) -> None:
@@ -126,9 +127,17 @@ class ServerHost:
 
     def _end_server_app(self) -> None:
         starts = [entry for entry in self.entries if entry["event"] == "start"]
-        if starts and is_running(starts[-1]["process"]):
+        if starts and self._is_ours(starts[-1]["process"]):
             os.kill(starts[-1]["process"], signal.SIGKILL)
         self._asked, self._run = time.time(), None
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process runs and is of this server, not another one that was given the same number since."""
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return is_running(pid) and f"{SERVER}={self.place.folder.absolute()}".encode() in environment
 
     def _flwr(self, *words: str, check: bool = True) -> dict[str, Any]:
         """What a command of Flower's answers."""
@@ -172,8 +181,3 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-def last_lines(path: Path, count: int = 5) -> str:
-    """The end of a log."""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-count:]) if path.exists() else ""
