@@ -82,7 +82,7 @@ class ServerHost:
                 self.place.save()
 
         while self.place.expelled:
-            self._flwr("supernode", "unregister", str(self.place.expelled[-1]), "here", check=False)
+            self._flwr("supernode", "unregister", str(self.place.expelled[-1]), "here")
             self.place.expelled.pop()
             self.place.save()
 

@@ -203,7 +203,7 @@ class Node:
             return Answer(run, key, ROLL, of, visited)
         if kind != TRAIN:
             raise FrameError(f"There are no instructions of kind {kind!r}; there are {ROLL} and {TRAIN}.")
-        instruction = Instruction.read(frame, or_empty(self._schema(), frame.schema))
+        instruction = Instruction.read(frame, or_empty(self._schema(frame.schema), frame.schema))
         self._check_clients([own.client for own in instruction.clients])
         return self._train(instruction, of)
 
@@ -221,13 +221,15 @@ class Node:
         if strange:
             raise SettingsError(f"Client {strange[0]!r} is not one of this node's: {self.clients[:5]}.")
 
-    def _schema(self) -> Schema:
-        """What an instruction may contain, from the node's own module and algorithm."""
+    def _schema(self, declared: Schema) -> Schema:
+        """What an instruction may contain, from the node's own module and algorithm; frozen parameters if they move."""
         layout = Layout.of(self.module, self.server.personal)
         x0 = layout.flatten(parameters_of(self.module))
         algorithm = self.server.algorithm.planned(1.0).bind(layout)
         down = full_schema(algorithm.broadcast(algorithm.init_server(x0), self.server.local_work), x0)
-        rest = self.server.personal.rest(buffers_of(self.module))
+        frozen = {name: p for name, p in parameters_of(self.module).items() if f"buffers/{name}" in declared}
+        frozen = {name: p for name, p in frozen.items() if name not in layout.names}
+        rest = self.server.personal.rest({**buffers_of(self.module), **frozen})
         expected: dict[str, Spec] = {f"down/{name}": spec for name, spec in down.items()}
         expected["x0"] = Spec.of(x0)
         return {**expected, **{f"buffers/{name}": spec for name, spec in schema_of(rest).items()}}

@@ -129,6 +129,11 @@ def test_nobody_without_a_registered_key_gets_in(door: Door, tmp_path: Path) -> 
     assert plain.getresponse().status == 400  # no TLS
     plain.close()
 
+    door.run.server.expel("node-0")
+    door.host.register()
+    assert door.post(activate, hello(mine), signed(mine))[0] >= 400  # an expelled node's key
+    assert door.run.server.expelled == []
+
 
 PATHS = [
     "/v1/control/start-run",

@@ -35,14 +35,16 @@ def close_nodes() -> None:
 
 
 class Line(pl.LightningModule):
-    """Regression with batch normalisation, so that there are buffers to average."""
+    """Regression with batch normalisation and a frozen parameter that moves: there is more to average than models."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.layer = torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)
+        self.seen = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
 
     def training_step(self, batch: Any) -> Any:
         x, y = batch
+        self.seen.data += len(y) * self.layer.bias.detach()
         loss = (self.layer(self.norm(x)).squeeze(1) - y).square().mean()
         self.log("train_error", loss)
         return loss
