@@ -14,8 +14,8 @@ from typing import IO, Any
 
 from lightning_fed.engines.orphans import ender
 
-#: Seconds before a process that ended is started again; doubled while it ends within as many seconds as it was given.
-DELAY, MOST_DELAY = 0.5, 30.0
+#: Seconds before a process that ended is started again, and the most to which they are doubled while it does not last.
+DELAY, MOST_DELAY = 0.5, 5.0
 #: Seconds that processes get to end by themselves.
 GRACE = 5.0
 
