@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test quick soak lint types pytest pytest-lightning other-package dist format docs bench digest clean
+.PHONY: demo test test-deploy quick soak lint types pytest pytest-lightning other-package dist format docs bench digest clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -38,6 +38,10 @@ OTHER := equivalence/test_fit integration/test_bad_trainer integration/test_chec
 	integration/test_wandb integration/test_wandb_continues
 other-package: $(VENV)/.dev
 	LIGHTNING_FED_PACKAGE=lightning $(BIN)/pytest -q -n 2 --dist worksteal $(OTHER:%=tests/%.py)
+
+# federations on loopback with Flower: equality with the simulation, kills, outsiders; needs nginx, takes about ten minutes
+test-deploy: $(VENV)/.flower
+	LIGHTNING_FED_DEPLOY=1 $(BIN)/pytest tests/unit/deploy tests/equivalence/test_remote.py tests/deploy $(ARGS)
 
 # unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
 quick: $(VENV)/.dev
@@ -76,6 +80,10 @@ $(VENV)/.installed: setup.py pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
+	touch $@
+
+$(VENV)/.flower: $(VENV)/.dev
+	$(BIN)/pip install --quiet --editable ".[dev,flower]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

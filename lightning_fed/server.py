@@ -645,7 +645,7 @@ class FederatedServer(FederatedCallback):
         if saved is None:
             examples = self._turnover.staying(examples)
         lr_sum = self._planned_lr_sum(trainer, examples) if saved is None else saved.get("lr_sum", float("nan"))
-        self.federation = federation = Federation(self.algorithm, examples, self._module, lr_sum, self.personal)
+        self.federation = federation = self._found(examples, self._module, lr_sum)
         if self.personal:
             sent = num_bytes(federation.x0)
             rank_zero_info(self.personal.described(federation.parameters, federation.first, sent))
@@ -656,10 +656,15 @@ class FederatedServer(FederatedCallback):
         self._memory.open(trainer, federation, need, self._records, (saved or {}).get("store"))
         if saved is not None:
             self._turnover.apply(federation, examples)
-        choice = Choice(self.engine, self.compile, self.workers)
-        self._player = RoundPlayer(trainer, self.federation, self._round_settings(), choice)
+        self._player = RoundPlayer(trainer, self.federation, self._round_settings(), self._choice())
         self._tell_plan(trainer)
         return self.federation
+
+    def _found(self, examples: Mapping[ClientId, int], module: pl.LightningModule, lr_sum: float) -> Federation:
+        return Federation(self.algorithm, examples, module, lr_sum, self.personal)
+
+    def _choice(self) -> Choice:
+        return Choice(self.engine, self.compile, self.workers)
 
     def _planned_lr_sum(self, trainer: pl.Trainer, examples: Mapping[ClientId, int]) -> float:
         """The planned sum of the step sizes of a visit before round 0, if the algorithm asks for it."""

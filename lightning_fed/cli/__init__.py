@@ -1,4 +1,4 @@
-"""The command line: ``lightning-fed fit``, ``reproduce``, ``compare``, ``advise``, ``tune``, ``data``."""
+"""The command line: ``lightning-fed fit``, ``reproduce``, ``compare``, ``advise``, ``tune``, ``data``, ``deploy``."""
 
 from lightning_fed.cli.main import COMMANDS, FederatedCLI, main, run
 

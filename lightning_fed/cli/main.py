@@ -100,6 +100,7 @@ COMMANDS = {
     "checkpoint": "inspect, verify or export checkpoints",
     "compare": "run all algorithms on the synthetic sets",
     "data": "survey the data of the clients",
+    "deploy": "run a config on real clients, with Flower",
     "reproduce": "run the paper's experiments",
     "tune": "search hyper-parameters by successive halving",
 }

@@ -19,7 +19,13 @@ def classes() -> Iterator[type]:
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if found.name.rsplit(".", 1)[-1].startswith("_"):
                 continue  # extensions in C
-            for kind in vars(import_module(found.name)).values():
+            try:
+                module = import_module(found.name)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] != "flwr":  # of the extra `flower`
+                    raise
+                continue
+            for kind in vars(module).values():
                 if isinstance(kind, type) and kind.__module__ == found.name and "__init__" in vars(kind):
                     yield kind
 

@@ -1,0 +1,1 @@
+"""``lightning-fed deploy``: the processes of a real federation, and what starts them."""

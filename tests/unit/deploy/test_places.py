@@ -1,0 +1,165 @@
+"""Folders, keys, the proxy's config, units and the supervisor: what surrounds a federation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_fed.cli.commands import deploy
+from lightning_fed.cli.main import main
+from lightning_fed.deploy import proxy
+from lightning_fed.deploy.places import NodePlace, ServerPlace
+from lightning_fed.deploy.supervisor import Supervisor, is_running
+from lightning_fed.deploy.units import unit
+
+
+def place(folder: Path) -> ServerPlace:
+    found = ServerPlace(folder, ["--config", "a.yaml"])
+    found.admit("one", b"key 1", ["ann", "bob"])
+    found.nodes["one"]["id"] = 7
+    found.save()
+    return ServerPlace.load(folder)
+
+
+def test_a_node_speaks_for_its_own_clients_and_for_no_other_nodes(tmp_path: Path) -> None:
+    server = place(tmp_path)
+    assert server.owners == {"ann": 7, "bob": 7}
+    with pytest.raises(ValueError, match="client 'bob' is at node 'one'"):
+        server.admit("two", b"key 2", ["eve", "bob"])
+    with pytest.raises(ValueError, match="the name is taken"):
+        server.admit("one", b"key 2", ["eve"])
+    assert list(ServerPlace.load(tmp_path).nodes) == ["one"]
+
+
+def test_the_name_of_a_node_is_no_path(tmp_path: Path) -> None:
+    (tmp_path / "server").mkdir()
+    server = place(tmp_path / "server")
+    server.admit("../../x", b"key", ["eve"])
+    assert [path.parent.name for path in tmp_path.rglob("*.pub")] == ["server", "server"]
+
+
+def test_an_expelled_node_is_unregistered_and_its_clients_go(tmp_path: Path) -> None:
+    place(tmp_path).expel("one")
+    server = ServerPlace.load(tmp_path)
+    assert (server.nodes, server.expelled, server.owners) == ({}, [7], {})
+    with pytest.raises(ValueError, match="There is no node 'one'"):
+        server.expel("one")
+
+
+def test_a_new_run_puts_the_journal_aside_and_begins_with_its_model(tmp_path: Path) -> None:
+    server, journal = place(tmp_path), tmp_path / "journal"
+    journal.mkdir()
+    entry = {"event": "round", "round": 4, "checkpoint": "round-000004.ckpt"}
+    (journal / "journal.jsonl").write_text(json.dumps(entry) + "\n")
+    server.begin_anew()
+    assert not journal.exists()
+    assert ServerPlace.load(tmp_path).weights.endswith("journal-1/round-000004.ckpt")
+
+
+def test_a_folder_without_settings_is_refused_with_the_command_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="deploy init client"):
+        NodePlace.load(tmp_path)
+
+
+def test_processes_have_no_telemetry_updates_or_installs_and_secrets_are_no_arguments(tmp_path: Path) -> None:
+    server, node = place(tmp_path), NodePlace(tmp_path)
+    for environment in (server.environment(), node.environment()):
+        assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+        assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+        assert environment["FLWR_HOME"].startswith(str(tmp_path))
+    link = server.superlink()
+    assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(link)
+    assert link[link.index("--host") + 1] == "127.0.0.1"
+    assert link[link.index("--isolation") + 1] == "process"
+    assert "--insecure" not in [*link, *server.superexec(), *node.supernode(), *node.superexec()]
+
+
+def test_the_proxy_lets_only_paths_of_nodes_through() -> None:
+    text = proxy.config(Path("here"), "0.0.0.0:9092", 9093, body_mb=20)
+    assert text.count("proxy_pass") == 1
+    assert "location ~ ^/v1/fleet/[a-z-]+$" in text
+    assert "location / { return 403; }" in text
+    assert "client_max_body_size 20m;" in text
+
+
+def test_a_unit_names_its_folder_and_may_write_nowhere_else(tmp_path: Path) -> None:
+    text = unit("client", tmp_path)
+    assert f"-m lightning_fed deploy client {tmp_path}" in text
+    assert f"ReadWritePaths={tmp_path}" in text
+    assert "ProtectSystem=strict" in text
+
+
+def test_a_process_that_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None:
+    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    code += "; print('up', flush=True); time.sleep(60)"
+    with Supervisor(tmp_path) as supervisor:
+        task = supervisor.add("one", [sys.executable, "-c", code], os.environ)
+        wait(lambda: task.log.read_text().count("up") == 1)
+        assert task.process is not None
+        first = task.process.pid
+        os.kill(first, signal.SIGKILL)
+        wait(lambda: supervisor.poll() == [task])
+        wait(lambda: task.log.read_text().count("up") == 2)
+        assert task.process.pid != first
+        group = task.process.pid
+    assert not is_running(group)
+    wait(lambda: not any(in_group(path, group) or in_group(path, first) for path in Path("/proc").glob("[0-9]*/stat")))
+
+
+def in_group(path: Path, group: int) -> bool:
+    try:
+        fields = path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != "Z" and int(fields[2]) == group
+
+
+def wait(happened: object, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["local", "--nodes", "0"], "whole number >= 1"),
+        (["local", "--timeout", "0"], "positive number of seconds"),
+        (["local", "--patience", "inf"], "positive number of seconds"),
+        (["init", "client", "x"], "required"),
+        (["server", "x", "--frobnicate"], "unrecognized arguments"),
+        ([], "required"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_argument_is_one_line(
+    args: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "find_spec", lambda name: object())
+    with pytest.raises(SystemExit) as end:
+        main(["deploy", *args])
+    shown = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in shown
+    assert shown.count("\n") == 1
+
+
+def test_without_flower_the_command_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["deploy", "local"])
+    assert "pip install 'lightning-fed[flower]'" in capsys.readouterr().err
+
+
+def test_ids_of_clients_are_numbers_or_text() -> None:
+    assert deploy._ids("1,-2") == [1, -2]
+    assert deploy._ids("ann,2") == ["ann", "2"]
