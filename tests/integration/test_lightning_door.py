@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from helpers.modules import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.strategies import DDPStrategy
 from torchmetrics import MeanMetric
 
 import lightning_fed
@@ -49,6 +50,9 @@ PRIVATE = {
     "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
+    "_accelerator_connector": lambda trainer: trainer,
+    "_timeout": lambda trainer: DDPStrategy(),
+    "_setup_model": lambda trainer: DDPStrategy,
     "_update_count": lambda trainer: MeanMetric(),
     "_computed": lambda trainer: MeanMetric(),
     "_should_unsync": lambda trainer: MeanMetric(),
