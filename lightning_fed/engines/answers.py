@@ -19,7 +19,7 @@ from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.lightning import is_read_by_user, pl, set_results, update_count
 from lightning_fed.local.server_snapshot import Left
 from lightning_fed.trainer.data_streams import streams_of
-from lightning_fed.trainer.hooks import Exactness, Visit, listening, notify, reading
+from lightning_fed.trainer.hooks import Exactness, Visit, notify, reading
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.merged_log import Logged
 
@@ -33,12 +33,12 @@ class Answer:
     visit: dict[str, Any]  # attributes that the visit has set
 
     @classmethod
-    def of(cls, alone: SequentialEngine, visit: Visit, reply: Reply[Any, Any]) -> Answer:
-        """The answer of a visit that has just ended in this process."""
+    def of(cls, alone: SequentialEngine, visit: Visit, reply: Reply[Any, Any], whole: bool) -> Answer:
+        """The answer of a visit that has just ended in this process; ``whole`` with the terms of its last problem."""
         facts = {name: getattr(visit, name) for name in ("step", "optimizer_steps", "planned", "work", "loss")}
-        if listening(alone.loop.trainer, "on_client_end"):
-            certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
-            facts |= {"question": visit.question, "certificate": certificate}
+        facts["certificate"] = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
+        if whole:
+            facts["question"] = visit.question
         left = alone.left[visit.client]
         return cls(reply, None if left is alone.workspace.unchanged else left, facts)
 

@@ -20,7 +20,7 @@ from lightning_fed.engines.answers import Answer, Recording
 from lightning_fed.engines.orphans import ender
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
 from lightning_fed.lightning import ProgressBar, SIGTERMException, pl
-from lightning_fed.trainer.hooks import Visit, notify
+from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.merged_log import Logged
 from lightning_fed.trainer.parcels import empty_buffers, pack, unpack
 
@@ -105,7 +105,10 @@ class WorkersEngine:
         recording = Recording(self.alone, [visit])
         self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
-        return recording.obstacle() or (Answer.of(self.alone, visit, reply), recording.logged())
+        return recording.obstacle() or (self._told(visit, reply), recording.logged())
+
+    def _told(self, visit: Visit, reply: Reply[Any, Any]) -> Answer:
+        return Answer.of(self.alone, visit, reply, whole=bool(listening(self.trainer, "on_client_end")))
 
 
 class _DeathError(ClientError):

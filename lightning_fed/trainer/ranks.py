@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fed.lightning import pl
@@ -16,6 +18,8 @@ from lightning_fed.trainer.parcels import empty_buffers, pack, unpack
 T = TypeVar("T")
 #: Bytes of all ranks' parcels up to which they travel in one collective, padded to the longest of them.
 SMALL = 2**20
+#: Bytes from which the buffer of a tensor travels by itself.
+LARGE = 2**16
 
 
 class RankError(RuntimeError):
@@ -77,8 +81,7 @@ class Ranks:
             stream, others = pickle.loads(other)
             buffers = parcel.buffers if own else empty_buffers(others)
             if int(rest):
-                for buffer in buffers:
-                    self._broadcast(_bytes(buffer), source)
+                self._spread_buffers([np.asarray(buffer) for buffer in buffers], source)
             found.append(thing if own else unpack(stream, list(buffers)))
         return found
 
@@ -168,6 +171,19 @@ class Ranks:
             heads.append(bytes(head.numpy()))
         return heads
 
+    def _spread_buffers(self, buffers: list[NDArray[np.uint8]], source: int) -> None:
+        """Fill buffers with those of one process: large ones one by one, the others together, which takes a copy."""
+        small = [buffer for buffer in buffers if len(buffer) < LARGE]
+        whole = np.concatenate(small) if small else np.empty(0, np.uint8)
+        if len(whole):
+            self._broadcast(torch.from_numpy(whole), source)
+        if source != self.rank:
+            for buffer, part in zip(small, np.split(whole, np.cumsum([len(b) for b in small])), strict=False):
+                buffer[:] = part
+        for buffer in buffers:
+            if len(buffer) >= LARGE:
+                self._broadcast(torch.from_numpy(buffer if buffer.flags.writeable else buffer.copy()), source)
+
     def _wait(self, call: Callable[[], Any], whom: str = "") -> None:
         """Wait for a collective; name the process that is missing, if that is known, and the round."""
         try:
@@ -194,10 +210,6 @@ def ranks_of(trainer: pl.Trainer) -> Ranks:
     """The processes that share this trainer's fit; a single one unless the strategy starts several."""
     found: Ranks | None = getattr(trainer.strategy, "ranks", None)
     return ALONE if found is None else found
-
-
-def _bytes(buffer: Any) -> Tensor:
-    return torch.from_numpy(buffer) if not isinstance(buffer, memoryview) else torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def _sendable(error: Exception) -> Exception:

@@ -106,4 +106,4 @@ def register() -> None:
     for ending, method in methods.items():
         name = f"federated{ending}"
         if name not in StrategyRegistry:
-            StrategyRegistry.register(name, FederatedStrategy, f"Federation in processes ({method})", start_method=method)
+            StrategyRegistry.register(name, FederatedStrategy, f"Federation ({method})", start_method=method)

@@ -1,0 +1,251 @@
+"""Ask a share of the cohort in each of several processes, and sum what they say in the order of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.core.algorithm import num_bytes
+from lightning_fed.core.failures import Failure
+from lightning_fed.core.memory import ClientId, Store
+from lightning_fed.core.messages import Broadcast, Replies, Reply, Summed
+from lightning_fed.core.records import leaves_of, tree_map
+from lightning_fed.core.round import States, Step
+from lightning_fed.core.summation import TreeSum
+from lightning_fed.engines.answers import Answer, Recording
+from lightning_fed.engines.sequential import SequentialEngine
+from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.lightning import ProgressBar, pl
+from lightning_fed.trainer.hooks import Visit, is_server, notify, reading
+from lightning_fed.trainer.log_snapshot import LogSnapshot
+from lightning_fed.trainer.merged_log import Logged
+from lightning_fed.trainer.ranks import Ranks
+
+#: Blocks of the summation tree per process, at least, where the cohort is large enough: shares come out about equal.
+BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Block:
+    """Positions of the cohort that one rank visits; a whole node of the tree that sums messages."""
+
+    positions: range
+    rank: int
+
+
+def plan(loads: Sequence[float], ranks: int) -> list[Block]:
+    """Deal blocks of the cohort, the longest first, to the rank with the least to do; equal in every process.
+
+    Blocks have 2**k positions, so that each is a node of the tree over the whole cohort.
+
+    >>> [(list(block.positions), block.rank) for block in plan([1, 1, 5, 1, 1], ranks=2)]
+    [([0], 1), ([1], 1), ([2], 0), ([3], 1), ([4], 1)]
+    """
+    size = 1 << max(0, int(math.log2(max(1, len(loads) / (BLOCKS * ranks)))))
+    cuts = [range(first, min(first + size, len(loads))) for first in range(0, len(loads), size)]
+    work = [sum(loads[i] for i in cut) for cut in cuts]
+    busy, owner = [0.0] * ranks, {}
+    for k in sorted(range(len(cuts)), key=lambda k: (-work[k], k)):
+        owner[k] = min(range(ranks), key=lambda rank: (busy[rank], rank))
+        busy[owner[k]] += work[k]
+    return [Block(cut, owner[k]) for k, cut in enumerate(cuts)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What a rank tells the others of some clients that it visited together: one, or those of a stack."""
+
+    answers: list[Answer | Failure]
+    logged: Logged
+    like: Any  # a message without its content: its tensors have a first dimension of 0
+
+
+class RanksEngine:
+    """Asks this process's share of a cohort, and gets from the other processes what they heard.
+
+    Every process ends with the same replies and the same sum. Messages stay where they were made: each process sums
+    whole nodes of the tree, and pairs of nodes are added up the tree, in its order, by the process that has the left
+    one. States and everything that visits logged and left travel to all processes.
+
+    Where the policy leaves clients out that fail, messages travel too: a client that failed takes no place in the
+    tree, so that its nodes are known only when everybody has answered.
+
+    Args:
+        alone: asks one client.
+        inner: asks the clients of a block together; None to ask them one by one.
+        ranks: the processes.
+        loads: what a visit of each client takes, in any unit.
+        weights: of all clients.
+        store: keeps the states of clients.
+    """
+
+    def __init__(
+        self,
+        alone: SequentialEngine,
+        inner: VectorizedEngine | None,
+        ranks: Ranks,
+        loads: Mapping[ClientId, float],
+        weights: Mapping[ClientId, float],
+        store: Store,
+    ) -> None:
+        self.alone, self.inner, self.ranks = alone, inner, ranks
+        self.loads, self.weights, self.store = loads, weights, store
+        self.stage: Any = lambda cid, reply: None
+        self._owners: dict[ClientId, int] = {}
+        self._sums: dict[int, Any] = {}  # of this process's blocks, by number
+        self._whole = bool(reading(self.trainer, "on_client_end"))
+
+    @property
+    def trainer(self) -> pl.Trainer:
+        return self.alone.loop.trainer
+
+    def share(self, cohort: Sequence[ClientId]) -> list[ClientId]:
+        """The clients that this process visits, in the order of the cohort."""
+        mine = [block for block in self._plan(cohort) if block.rank == self.ranks.rank]
+        return [cohort[i] for block in mine for i in block.positions]
+
+    def _plan(self, cohort: Sequence[ClientId]) -> list[Block]:
+        """Who visits whom; in later exchanges of a round those who did so before, because they have the new states."""
+        if any(cid in self._owners for cid in cohort):
+            return [Block(range(i, i + 1), self._owners[cid]) for i, cid in enumerate(cohort)]
+        return plan([self.loads[cid] for cid in cohort], self.ranks.size)
+
+    def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Any]:
+        assert isinstance(states, States)
+        blocks = self._plan(cohort)
+        visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
+        self._owners = {cohort[i]: block.rank for block in blocks for i in block.positions}
+        self._sums = {}
+        told = self.ranks.together(lambda: self._visit_share(step, states, down, blocks, visits))
+        by_block = {k: parts for each in told for k, parts in each.items()}
+        answers = self._take([by_block[k] for k in range(len(blocks))], visits)
+        if self.alone.policy.skips:
+            for answer in answers:
+                yield answer if isinstance(answer, Failure) else answer.reply
+            return
+        like = next(part.like for parts in by_block.values() for part in parts)
+        total = self._total([block.rank for block in blocks], like)
+        yield Summed(total, [answer.reply for answer in answers if isinstance(answer, Answer)])
+
+    # -- this process's share -----------------------------------------------------------------------------------
+
+    def _visit_share(
+        self, step: Step, states: States, down: Broadcast, blocks: Sequence[Block], visits: Sequence[Visit]
+    ) -> dict[int, list[_Told]]:
+        """Visit the clients of this process; by number of block, what the others are to be told."""
+        told: dict[int, list[_Told]] = {}
+        with self._apart():
+            for k, block in enumerate(blocks):
+                if block.rank == self.ranks.rank:
+                    total, here = TreeSum(), [visits[i] for i in block.positions]
+                    together = [here] if self.inner is not None else [[visit] for visit in here]
+                    told[k] = [self._visit(step, states, down, some, total) for some in together]
+                    self._sums[k] = None if self.alone.policy.skips else total.value()
+        return told
+
+    def _visit(self, step: Step, states: States, down: Broadcast, visits: list[Visit], total: TreeSum) -> _Told:
+        recording = Recording(self.alone, visits)
+        parts: list[Any]
+        if self.inner is None:
+            parts = [self.alone.visit(step, states.of(visits[0].client), down, visits[0])]
+        else:
+            own = (states.of(visit.client) for visit in visits)
+            parts = list(self.inner.ask_visits(step, own, down, visits))
+        if reason := recording.obstacle():
+            raise ValueError(f"A fit in {self.ranks.size} processes is impossible here: {reason}. Use devices=1.")
+        replies = [each for part in parts for each in (part.apart() if isinstance(part, Replies) else [part])]
+        if not self.alone.policy.skips:
+            weights = iter(
+                [self.weights[v.client] if r.arrived else None for v, r in zip(visits, replies, strict=True)]
+            )
+            for part in parts:
+                stacked = part if isinstance(part, Replies) else Replies.of(part)
+                total.add(stacked.message, [next(weights) for _ in stacked.states])
+        answers = [self._told_of(visit, reply) for visit, reply in zip(visits, replies, strict=True)]
+        message = next((reply.message for reply in replies if isinstance(reply, Reply)), None)
+        return _Told(answers, recording.logged(), tree_map(lambda leaf: leaf.new_empty((0, *leaf.shape)), message))
+
+    def _told_of(self, visit: Visit, reply: Reply[Any, Any] | Failure) -> Answer | Failure:
+        """What travels of one reply: no message where it is summed here, no model unless a callback may read it."""
+        if isinstance(reply, Failure):
+            return reply
+        if self.inner is None:  # states of a stack are small
+            self.stage(visit.client, reply)
+        if not self.alone.policy.skips:
+            sent = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
+            light: Any = {"message": None, "x_i": reply.x_i if self._whole else None, "bytes_up": sent}
+            reply = replace(reply, **light)
+        return Answer.of(self.alone, visit, reply, self._whole)
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Keep what this process's visits log and change apart: it is merged with the others', in the cohort's order.
+
+        Callbacks hear of all visits then; progress bars hear of this process's at once.
+        """
+        trainer, callbacks = self.trainer, list(self.trainer.callbacks)  # type: ignore[attr-defined]
+        loggers, joined = trainer.loggers, len(self.alone.joined)
+        log = LogSnapshot(trainer, self.alone.workspace.state.attributes.loose_metrics)
+        heard = [callback for callback in callbacks if is_server(callback) or isinstance(callback, ProgressBar)]
+        trainer.callbacks[:] = heard  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            trainer.callbacks[:] = callbacks  # type: ignore[attr-defined]
+            trainer.loggers = loggers
+            log.restore()
+            del self.alone.joined[joined:]
+
+    # -- everybody's answers ------------------------------------------------------------------------------------
+
+    def _take(self, told: Sequence[Sequence[_Told]], visits: Sequence[Visit]) -> list[Answer | Failure]:
+        """Apply the effects of all visits, in the order of the cohort, in every process alike."""
+        answers: list[Answer | Failure] = []
+        for part in (part for parts in told for part in parts):
+            part.logged.put_into(self.trainer)
+            for answer in part.answers:
+                visit = visits[len(answers)]
+                notify(self.trainer, "on_client_start", visit)
+                if isinstance(answer, Answer):
+                    answer.take(self.alone, visit)
+                answers.append(answer)
+        left, ids = self.alone.left, [visit.client for visit in visits]
+        ordered = {cid: left[cid] for cid in dict.fromkeys([*ids, *left]) if cid in left}
+        left.clear()
+        left.update(ordered)
+        return answers
+
+    def _total(self, owners: list[int], like: Any) -> Any:
+        """The sum over all blocks, pair by pair up the tree; a node without a partner moves up unchanged."""
+        wide = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), like)
+        flat = torch.cat([leaf.view(-1) for leaf in leaves_of(wide)])
+        nodes: list[Tensor | None] = [
+            torch.cat([leaf.reshape(-1).cpu() for leaf in leaves_of(self._sums[k])]) if k in self._sums else None
+            for k in range(len(owners))
+        ]
+        while len(nodes) > 1:
+            for left in range(0, len(nodes) - 1, 2):
+                nodes[left] = self._added(owners[left], nodes[left], owners[left + 1], nodes[left + 1], flat)
+            nodes, owners = nodes[::2], owners[::2]
+        total = self.ranks.spread(flat if nodes[0] is None else nodes[0], owners[0])
+        parts = total.split([leaf.numel() for leaf in leaves_of(wide)])
+        rest, device = iter(parts), self.trainer.strategy.root_device
+        return tree_map(lambda leaf: next(rest).view(leaf.shape).to(device), wide)
+
+    def _added(self, left: int, mine: Tensor | None, right: int, theirs: Tensor | None, like: Tensor) -> Tensor | None:
+        rank = self.ranks.rank
+        if rank == right != left:
+            assert theirs is not None
+            self.ranks.send(theirs, left)
+        if rank != left:
+            return None
+        assert mine is not None
+        other = theirs if left == right else self.ranks.receive(like, right)
+        assert other is not None
+        return mine + other
