@@ -21,7 +21,7 @@ from lightning_fed.core.summation import TreeSum
 from lightning_fed.engines.answers import Answer, Recording
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
-from lightning_fed.lightning import ProgressBar, pl
+from lightning_fed.lightning import ProgressBar, pl, results_of, set_results
 from lightning_fed.trainer.hooks import Visit, is_server, notify, reading
 from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.merged_log import Logged
@@ -99,6 +99,7 @@ class RanksEngine:
         self.stage: Any = lambda cid, reply: None
         self._owners: dict[ClientId, int] = {}
         self._sums: dict[int, Any] = {}  # of this process's blocks, by number
+        self._models: dict[ClientId, Tensor] = {}  # of this process's clients
         self._whole = bool(reading(self.trainer, "on_client_end"))
 
     @property
@@ -131,7 +132,12 @@ class RanksEngine:
             return
         like = next(part.like for parts in by_block.values() for part in parts)
         total = self._total([block.rank for block in blocks], like)
-        yield Summed(total, [answer.reply for answer in answers if isinstance(answer, Answer)])
+        replies = [answer.reply for answer in answers if isinstance(answer, Answer)]
+        yield Summed(total, [self._with_model(cid, reply) for cid, reply in zip(cohort, replies, strict=True)])
+
+    def _with_model(self, cid: ClientId, reply: Reply[Any, Any]) -> Reply[Any, Any]:
+        """A reply with its model, where this process has made it."""
+        return replace(reply, x_i=self._models[cid]) if cid in self._models else reply
 
     # -- this process's share -----------------------------------------------------------------------------------
 
@@ -180,6 +186,7 @@ class RanksEngine:
         if not self.alone.policy.skips:
             sent = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
             light: Any = {"message": None, "x_i": reply.x_i if self._whole else None, "bytes_up": sent}
+            self._models[visit.client] = reply.x_i
             reply = replace(reply, **light)
         return Answer.of(self.alone, visit, reply, self._whole)
 
@@ -190,7 +197,7 @@ class RanksEngine:
         Callbacks hear of all visits then; progress bars hear of this process's at once.
         """
         trainer, callbacks = self.trainer, list(self.trainer.callbacks)  # type: ignore[attr-defined]
-        loggers, joined = trainer.loggers, len(self.alone.joined)
+        loggers, joined, results = trainer.loggers, len(self.alone.joined), results_of(trainer)
         log = LogSnapshot(trainer, self.alone.workspace.state.attributes.loose_metrics)
         heard = [callback for callback in callbacks if is_server(callback) or isinstance(callback, ProgressBar)]
         trainer.callbacks[:] = heard  # type: ignore[attr-defined]
@@ -199,6 +206,7 @@ class RanksEngine:
         finally:
             trainer.callbacks[:] = callbacks  # type: ignore[attr-defined]
             trainer.loggers = loggers
+            set_results(trainer, results)
             log.restore()
             del self.alone.joined[joined:]
 
