@@ -73,7 +73,7 @@ class FinalFigure(pl.Callback):
         self._finish(trainer)
 
     def _finish(self, trainer: pl.Trainer) -> None:
-        if not self.history or not (self.path or trainer.loggers):
+        if not trainer.is_global_zero or not self.history or not (self.path or trainer.loggers):
             return
         description = getattr(trainer.datamodule, "description", "")
         figure = draw(self.history, "\n".join(filter(None, [self.title, description])))

@@ -16,7 +16,17 @@ from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map, 
 from lightning_fed.core.commit import Commit, StoreAhead
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
-from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
+from lightning_fed.core.memory import (
+    ClientId,
+    Cost,
+    Deferred,
+    Memory,
+    MemoryStore,
+    Store,
+    Summary,
+    tensors_of,
+    with_tensors,
+)
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.personal import Personal
 from lightning_fed.core.round import Engine, Outcome, Sharing, Step, run_round
@@ -215,7 +225,7 @@ class Federation:
         memories, layout = {}, len(self.layouts) - 1
         for cid, state in outcome.states.items():
             visits, spent, *_ = self.store.summary(cid) or Summary(0, Cost())
-            there = state if self._here else tree_map(Tensor.cpu, state)
+            there = state if self._here or isinstance(state, Deferred) else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
             own = own if self._here else {name: t.cpu() for name, t in own.items()}
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)

@@ -14,6 +14,7 @@ from torch import nn
 from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.core.layout import overwrite, parameters_of
+from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.lightning import is_read_by_user, pl, set_results, update_count
@@ -28,6 +29,7 @@ from lightning_fed.trainer.merged_log import Logged
 class Answer:
     """The reply of one client, and the changes of its visit; None for a visit that changed only its parameters."""
 
+    client: ClientId
     reply: Reply[Any, Any]
     left: Left | None
     visit: dict[str, Any]  # attributes that the visit has set
@@ -40,7 +42,7 @@ class Answer:
         if whole:
             facts["question"] = visit.question
         left = alone.left[visit.client]
-        return cls(reply, None if left is alone.workspace.unchanged else left, facts)
+        return cls(visit.client, reply, None if left is alone.workspace.unchanged else left, facts)
 
     def take(self, alone: SequentialEngine, visit: Visit) -> None:
         """Apply the effects of a visit in another process to this one, and notify callbacks of its end."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lightning_fed.core.algorithm import num_bytes
 from lightning_fed.core.failures import Failure
-from lightning_fed.core.memory import ClientId, Store
+from lightning_fed.core.memory import ClientId, Deferred, Store
 from lightning_fed.core.messages import Broadcast, Replies, Reply, Summed
 from lightning_fed.core.records import leaves_of, tree_map
 from lightning_fed.core.round import States, Step
@@ -22,6 +23,7 @@ from lightning_fed.engines.answers import Answer, Recording
 from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.engines.vectorized import VectorizedEngine
 from lightning_fed.lightning import ProgressBar, pl, results_of, set_results
+from lightning_fed.store import DiskStore
 from lightning_fed.trainer.hooks import Visit, is_server, notify, reading
 from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.merged_log import Logged
@@ -99,7 +101,7 @@ class RanksEngine:
         self.stage: Any = lambda cid, reply: None
         self._owners: dict[ClientId, int] = {}
         self._sums: dict[int, Any] = {}  # of this process's blocks, by number
-        self._models: dict[ClientId, Tensor] = {}  # of this process's clients
+        self._own: dict[ClientId, Reply[Any, Any]] = {}  # of this process's clients
         self._whole = bool(reading(self.trainer, "on_client_end"))
 
     @property
@@ -128,16 +130,22 @@ class RanksEngine:
         answers = self._take([by_block[k] for k in range(len(blocks))], visits)
         if self.alone.policy.skips:
             for answer in answers:
-                yield answer if isinstance(answer, Failure) else answer.reply
+                yield answer if isinstance(answer, Failure) else self._known(answer)
             return
         like = next(part.like for parts in by_block.values() for part in parts)
-        total = self._total([block.rank for block in blocks], like)
-        replies = [answer.reply for answer in answers if isinstance(answer, Answer)]
-        yield Summed(total, [self._with_model(cid, reply) for cid, reply in zip(cohort, replies, strict=True)])
+        total = summed(self.ranks, [block.rank for block in blocks], self._sums, like)
+        total = tree_map(lambda leaf: leaf.to(self.trainer.strategy.root_device), total)
+        yield Summed(total, [self._known(answer) for answer in answers if isinstance(answer, Answer)])
 
-    def _with_model(self, cid: ClientId, reply: Reply[Any, Any]) -> Reply[Any, Any]:
-        """A reply with its model, where this process has made it."""
-        return replace(reply, x_i=self._models[cid]) if cid in self._models else reply
+    def _known(self, answer: Answer) -> Reply[Any, Any]:
+        """A reply with state and model, where this process has made them; states on disk are read when needed."""
+        reply, own = answer.reply, self._own.get(answer.client)
+        if own is not None:
+            return replace(reply, state=own.state, x_i=own.x_i)
+        if isinstance(reply.state, Deferred) and isinstance(self.store, DiskStore):
+            row = reply.state.row
+            return replace(reply, state=Deferred(row, partial(self.store.load, row)))
+        return reply
 
     # -- this process's share -----------------------------------------------------------------------------------
 
@@ -153,7 +161,17 @@ class RanksEngine:
                     together = [here] if self.inner is not None else [[visit] for visit in here]
                     told[k] = [self._visit(step, states, down, some, total) for some in together]
                     self._sums[k] = None if self.alone.policy.skips else total.value()
-        return told
+        return {k: [self._without_files(part) for part in parts] for k, parts in told.items()}
+
+    def _without_files(self, part: _Told) -> _Told:
+        """The same, with rows in place of states that this process has written to the disk that all share."""
+        return replace(part, answers=[self._deferred(answer) for answer in part.answers])
+
+    def _deferred(self, answer: Answer | Failure) -> Answer | Failure:
+        if isinstance(answer, Failure) or not isinstance(self.store, DiskStore) or not answer.reply.arrived:
+            return answer
+        row = self.store.written(answer.client)
+        return answer if row is None else replace(answer, reply=replace(answer.reply, state=Deferred(row)))
 
     def _visit(self, step: Step, states: States, down: Broadcast, visits: list[Visit], total: TreeSum) -> _Told:
         recording = Recording(self.alone, visits)
@@ -183,10 +201,10 @@ class RanksEngine:
             return reply
         if self.inner is None:  # states of a stack are small
             self.stage(visit.client, reply)
+        self._own[visit.client] = reply
         if not self.alone.policy.skips:
             sent = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
             light: Any = {"message": None, "x_i": reply.x_i if self._whole else None, "bytes_up": sent}
-            self._models[visit.client] = reply.x_i
             reply = replace(reply, **light)
         return Answer.of(self.alone, visit, reply, self._whole)
 
@@ -229,31 +247,41 @@ class RanksEngine:
         left.update(ordered)
         return answers
 
-    def _total(self, owners: list[int], like: Any) -> Any:
-        """The sum over all blocks, pair by pair up the tree; a node without a partner moves up unchanged."""
-        wide = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), like)
-        flat = torch.cat([leaf.view(-1) for leaf in leaves_of(wide)])
-        nodes: list[Tensor | None] = [
-            torch.cat([leaf.reshape(-1).cpu() for leaf in leaves_of(self._sums[k])]) if k in self._sums else None
-            for k in range(len(owners))
-        ]
-        while len(nodes) > 1:
-            for left in range(0, len(nodes) - 1, 2):
-                nodes[left] = self._added(owners[left], nodes[left], owners[left + 1], nodes[left + 1], flat)
-            nodes, owners = nodes[::2], owners[::2]
-        total = self.ranks.spread(flat if nodes[0] is None else nodes[0], owners[0])
-        parts = total.split([leaf.numel() for leaf in leaves_of(wide)])
-        rest, device = iter(parts), self.trainer.strategy.root_device
-        return tree_map(lambda leaf: next(rest).view(leaf.shape).to(device), wide)
 
-    def _added(self, left: int, mine: Tensor | None, right: int, theirs: Tensor | None, like: Tensor) -> Tensor | None:
-        rank = self.ranks.rank
-        if rank == right != left:
-            assert theirs is not None
-            self.ranks.send(theirs, left)
-        if rank != left:
-            return None
-        assert mine is not None
-        other = theirs if left == right else self.ranks.receive(like, right)
-        assert other is not None
-        return mine + other
+def summed(ranks: Ranks, owners: Sequence[int], sums: Mapping[int, Any], like: Any) -> Any:
+    """The sum over all blocks, pair by pair up the tree; a node without a partner moves up unchanged.
+
+    Args:
+        owners: the rank of each block.
+        sums: of this process's blocks, by number.
+        like: a message without its content.
+    """
+    wide = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), like)
+    leaves = leaves_of(wide)
+    flat = torch.cat([leaf.view(-1) for leaf in leaves])
+    nodes = [_flattened(sums[k]) if k in sums else None for k in range(len(owners))]
+    while len(nodes) > 1:
+        for left in range(0, len(nodes) - 1, 2):
+            nodes[left] = _added(ranks, owners[left : left + 2], nodes[left : left + 2], flat)
+        nodes, owners = nodes[::2], owners[::2]
+    total = ranks.spread(flat if nodes[0] is None else nodes[0], owners[0])
+    parts = iter(total.split([leaf.numel() for leaf in leaves]))
+    return tree_map(lambda leaf: next(parts).view(leaf.shape), wide)
+
+
+def _flattened(message: Any) -> Tensor:
+    return torch.cat([leaf.reshape(-1).cpu() for leaf in leaves_of(message)])
+
+
+def _added(ranks: Ranks, owners: Sequence[int], nodes: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
+    """The sum of two nodes, where the left one is; None elsewhere."""
+    (left, right), (mine, theirs) = owners, nodes
+    if ranks.rank == right != left:
+        assert theirs is not None
+        ranks.send(theirs, left)
+    if ranks.rank != left:
+        return None
+    other = theirs if left == right else ranks.receive(like, right)
+    assert mine is not None
+    assert other is not None
+    return mine + other

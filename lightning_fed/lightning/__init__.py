@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
     from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
     from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
-    from pytorch_lightning.utilities import rank_zero_info
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
     from pytorch_lightning.utilities.combined_loader import CombinedLoader
     from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
     from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -105,6 +105,7 @@ __all__ = [
     "isolate_rng",
     "pl",
     "rank_zero_info",
+    "rank_zero_only",
     "reset_seed",
     "set_rng_states",
 ]

@@ -48,7 +48,7 @@ NAMES = {
     "trainer.call": "_call_callback_hooks=call_callback_hooks _call_lightning_module_hook=call_module_hook"
     " _call_strategy_hook=call_strategy_hook",
     "trainer.connectors.logger_connector.result": "_ResultCollection=ResultCollection",
-    "utilities": "rank_zero_info",
+    "utilities": "rank_zero_info rank_zero_only",
     "utilities.combined_loader": "CombinedLoader",
     "utilities.data": "_extract_batch_size=extract_batch_sizes",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",

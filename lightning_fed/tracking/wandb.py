@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from lightning_fed.lightning import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning_fed.lightning import CSVLogger, Logger, TensorBoardLogger, WandbLogger, rank_zero_only
 from lightning_fed.tracking.runs import read_runs, run_to_continue
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def has_wandb_key() -> bool:
     return any("wandb" in host or host == own_host for host in found)
 
 
+@rank_zero_only
 def log_table(
     loggers: Sequence[Logger],
     name: str,
@@ -161,6 +162,7 @@ def _append(path: Path, columns: list[str], rows: list[list[Any]]) -> None:
         writer.writerows(dict(zip(columns, row, strict=True)) for row in rows)
 
 
+@rank_zero_only
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> None:
     """Log a figure, as an image in W&B and TensorBoard and as a PNG beside a CSV log.
 

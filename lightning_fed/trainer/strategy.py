@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from lightning_fed.trainer.ranks import RankError, Ranks
 
 #: Longest time that a process waits for the others at the end of its share of a round.
 TIMEOUT = timedelta(minutes=5)
+
+_MEETINGS = count()
 
 
 class FederatedStrategy(PlainStrategy):
@@ -97,7 +100,8 @@ def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=timeout)))
-    return Ranks.meet(torch.distributed.PrefixStore("lightning_fed", store), rank, size, timeout)
+    room = f"lightning_fed/{next(_MEETINGS)}"  # a script may have several Trainers, which meet one after another
+    return Ranks.meet(torch.distributed.PrefixStore(room, store), rank, size, timeout)
 
 
 def register() -> None:
