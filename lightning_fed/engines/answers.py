@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 
-from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Reply
 from lightning_fed.engines.sequential import SequentialEngine
@@ -23,6 +22,7 @@ from lightning_fed.trainer.data_streams import streams_of
 from lightning_fed.trainer.hooks import Exactness, Visit, notify, reading
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.merged_log import Logged
+from lightning_fed.trainer.module_state import restore_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +52,8 @@ class Answer:
         for optimizer in trainer.optimizers:
             vars(optimizer)["_opt_called"] = True  # it stepped elsewhere; schedulers warn if no step came before
         if reading(trainer, "on_client_end"):
-            parameters = parameters_of(trainer.lightning_module)
-            own = {name: value for name, value in left.own.items() if name in parameters}
-            overwrite(parameters, {**own, **alone.layout.split(self.reply.x_i)})
+            model = {**alone.workspace.buffers, **left.shared, **left.own, **alone.layout.split(self.reply.x_i)}
+            restore_state(trainer.lightning_module, model)
         notify(trainer, "on_client_end", visit, self.reply)
 
 

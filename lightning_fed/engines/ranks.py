@@ -41,15 +41,16 @@ class Block:
     rank: int
 
 
-def plan(loads: Sequence[float], ranks: int) -> list[Block]:
+def plan(loads: Sequence[float], ranks: int, size: int | None = None) -> list[Block]:
     """Deal blocks of the cohort, the longest first, to the rank with the least to do; equal in every process.
 
-    Blocks have 2**k positions, so that each is a node of the tree over the whole cohort.
+    Blocks have 2**k positions, so that each is a node of the tree over the whole cohort: ``size``, or as many as leave
+    each rank a few blocks.
 
     >>> [(list(block.positions), block.rank) for block in plan([1, 1, 5, 1, 1], ranks=2)]
     [([0], 1), ([1], 1), ([2], 0), ([3], 1), ([4], 1)]
     """
-    size = 1 << max(0, int(math.log2(max(1, len(loads) / (BLOCKS * ranks)))))
+    size = size or 1 << max(0, int(math.log2(max(1, len(loads) / (BLOCKS * ranks)))))
     cuts = [range(first, min(first + size, len(loads))) for first in range(0, len(loads), size)]
     work = [sum(loads[i] for i in cut) for cut in cuts]
     busy, owner = [0.0] * ranks, {}
@@ -65,7 +66,7 @@ class _Told:
 
     answers: list[Answer | Failure]
     logged: Logged
-    like: Any  # a message without its content: its tensors have a first dimension of 0
+    like: Any  # a message without its content, if messages do not travel
 
 
 class RanksEngine:
@@ -80,7 +81,7 @@ class RanksEngine:
 
     Args:
         alone: asks one client.
-        inner: asks the clients of a block together; None to ask them one by one.
+        inner: asks the clients of a stack together; None to ask clients one by one.
         ranks: the processes.
         loads: what a visit of each client takes, in any unit.
         weights: of all clients.
@@ -99,7 +100,6 @@ class RanksEngine:
         self.alone, self.inner, self.ranks = alone, inner, ranks
         self.loads, self.weights, self.store = loads, weights, store
         self.stage: Any = lambda cid, reply: None
-        self._owners: dict[ClientId, int] = {}
         self._sums: dict[int, Any] = {}  # of this process's blocks, by number
         self._own: dict[ClientId, Reply[Any, Any]] = {}  # of this process's clients
         self._whole = bool(reading(self.trainer, "on_client_end"))
@@ -114,17 +114,15 @@ class RanksEngine:
         return [cohort[i] for block in mine for i in block.positions]
 
     def _plan(self, cohort: Sequence[ClientId]) -> list[Block]:
-        """Who visits whom; in later exchanges of a round those who did so before, because they have the new states."""
-        if any(cid in self._owners for cid in cohort):
-            return [Block(range(i, i + 1), self._owners[cid]) for i, cid in enumerate(cohort)]
-        return plan([self.loads[cid] for cid in cohort], self.ranks.size)
+        """Who visits whom. Stacks stay whole: bits of a reply may depend on how many clients share its stack."""
+        size = None if self.inner is None else self.inner.size
+        return plan([self.loads[cid] for cid in cohort], self.ranks.size, size)
 
     def ask(self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]) -> Iterator[Any]:
         assert isinstance(states, States)
         blocks = self._plan(cohort)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        self._owners = {cohort[i]: block.rank for block in blocks for i in block.positions}
-        self._sums = {}
+        self._sums, self._own = {}, {}
         told = self.ranks.together(lambda: self._visit_share(step, states, down, blocks, visits))
         by_block = {k: parts for each in told for k, parts in each.items()}
         answers = self._take([by_block[k] for k in range(len(blocks))], visits)
@@ -177,10 +175,9 @@ class RanksEngine:
         recording = Recording(self.alone, visits)
         parts: list[Any]
         if self.inner is None:
-            parts = [self.alone.visit(step, states.of(visits[0].client), down, visits[0])]
+            parts = [self.alone.visit(step, _state(states, visits[0]), down, visits[0])]
         else:
-            own = (states.of(visit.client) for visit in visits)
-            parts = list(self.inner.ask_visits(step, own, down, visits))
+            parts = list(self.inner.ask_visits(step, (_state(states, visit) for visit in visits), down, visits))
         if reason := recording.obstacle():
             raise ValueError(f"A fit in {self.ranks.size} processes is impossible here: {reason}. Use devices=1.")
         replies = [each for part in parts for each in (part.apart() if isinstance(part, Replies) else [part])]
@@ -192,8 +189,7 @@ class RanksEngine:
                 stacked = part if isinstance(part, Replies) else Replies.of(part)
                 total.add(stacked.message, [next(weights) for _ in stacked.states])
         answers = [self._told_of(visit, reply) for visit, reply in zip(visits, replies, strict=True)]
-        message = next((reply.message for reply in replies if isinstance(reply, Reply)), None)
-        return _Told(answers, recording.logged(), tree_map(lambda leaf: leaf.new_empty((0, *leaf.shape)), message))
+        return _Told(answers, recording.logged(), None if self.alone.policy.skips else _like(replies[0].message))
 
     def _told_of(self, visit: Visit, reply: Reply[Any, Any] | Failure) -> Answer | Failure:
         """What travels of one reply: no message where it is summed here, no model unless a callback may read it."""
@@ -246,6 +242,17 @@ class RanksEngine:
         left.clear()
         left.update(ordered)
         return answers
+
+
+def _like(message: Any) -> Any:
+    """A message without its content, of which the shapes remain: its tensors get a first dimension of 0."""
+    return tree_map(lambda leaf: leaf.new_empty((0, *leaf.shape)), message)
+
+
+def _state(states: States, visit: Visit) -> Any:
+    """A client's state; one that another process has written in an earlier exchange of the round is read."""
+    found = states.of(visit.client)
+    return found.loaded() if isinstance(found, Deferred) else found
 
 
 def summed(ranks: Ranks, owners: Sequence[int], sums: Mapping[int, Any], like: Any) -> Any:
