@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from lightning_fed.lightning import pl
 from lightning_fed.trainer.parcels import empty_buffers, pack, unpack
 
 T = TypeVar("T")
+#: Time that processes have at least to start and to meet, however short they wait for each other later.
+MEETING = timedelta(minutes=5)
 #: Bytes of all ranks' parcels up to which they travel in one collective, padded to the longest of them.
 SMALL = 2**20
 #: Bytes from which the buffer of a tensor travels by itself.
@@ -52,7 +55,7 @@ class Ranks:
         """Wait for the other processes, which meet in the same ``store``."""
         from torch.distributed import ProcessGroupGloo
 
-        return cls(ProcessGroupGloo(store, rank, size, timeout), rank, size, timeout)
+        return cls(ProcessGroupGloo(store, rank, size, max(timeout, MEETING)), rank, size, timeout)
 
     @property
     def is_first(self) -> bool:
@@ -189,11 +192,11 @@ class Ranks:
         try:
             work = call()
             if work is not None:
-                work.wait()
+                work.wait(self.timeout)
         except RuntimeError as error:
             said = str(error)
-            named = [f"rank {k}" for k in range(self.size) if f"Rank {k} failed" in said or f"ranks {k} failed" in said]
-            missing = " and ".join(named) or whom or "another rank"
+            named = re.search(r"Ranks? ([0-9, ]+) failed", said)
+            missing = f"rank {named[1].strip()}" if named else whom or "another rank"
             raise RankError(
                 f"{self.doing}: rank {self.rank} of {self.size} got no answer from {missing}, which has died or has"
                 f" not come within {self.timeout}. The round is not committed: start the run again with"

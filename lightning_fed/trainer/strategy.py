@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.lightning import DDPStrategy, PlainStrategy, StrategyRegistry, pl, reset_seed, share_no_loaders
-from lightning_fed.trainer.ranks import RankError, Ranks
+from lightning_fed.trainer.ranks import MEETING, RankError, Ranks
 
 #: Longest time that a process waits for the others at the end of its share of a round.
 TIMEOUT = timedelta(minutes=5)
@@ -99,7 +99,7 @@ def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:
     assert environment is not None
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
-    store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=timeout)))
+    store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=max(timeout, MEETING))))
     room = f"lightning_fed/{next(_MEETINGS)}"  # a script may have several Trainers, which meet one after another
     return Ranks.meet(torch.distributed.PrefixStore(room, store), rank, size, timeout)
 

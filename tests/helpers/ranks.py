@@ -137,15 +137,15 @@ def main(folder: Path, strategy: Any, devices: int, nodes: int, cases: list[str]
         extra["callbacks"] = faults
     if timeout := extra.pop("timeout", None):
         strategy = FederatedStrategy(timeout=timedelta(seconds=timeout))
-    if extra.pop("csv", False):
-        extra["logger"] = CSVLogger(folder / "csv")
+    csv = extra.pop("csv", False)
     resume, forks = extra.pop("resume", None), extra.pop("fork", False)
     if forks:  # the fit is over in processes of its own, and this one has the model
         torch.save(_forked(cases[0], strategy, devices), folder / "forked.pt")
         return
     for name in cases:
         ckpt = {None: None, "last": "last"}.get(resume, resume and f"{resume}/{name}/last.ckpt")
-        found = fit(name, folder, ckpt, strategy=strategy, devices=devices, num_nodes=nodes, **dict(extra))
+        logger = {"logger": CSVLogger(folder / "csv", name=name)} if csv else {}
+        found = fit(name, folder, ckpt, **logger, strategy=strategy, devices=devices, num_nodes=nodes, **dict(extra))
         torch.save(found, folder / f"{name}-{found['rank']}.pt")
 
 
