@@ -13,7 +13,6 @@ from lightning_fed.store.disk import DiskStore
 from lightning_fed.store.durable import WriteError
 from lightning_fed.store.lease import Lease, LeaseError
 from lightning_fed.store.records import Location, Record, read
-from lightning_fed.store.shared import FollowingStore, LeadingStore
 from lightning_fed.store.snapshots import memories_in, read_manifest, summaries_in, verify_snapshot
 from lightning_fed.store.space import check_space
 
@@ -21,8 +20,6 @@ __all__ = [
     "DamagedCheckpointError",
     "DamagedRecordError",
     "DiskStore",
-    "FollowingStore",
-    "LeadingStore",
     "Lease",
     "LeaseError",
     "Location",

@@ -20,13 +20,12 @@ from lightning_fed.lightning import pl, rank_zero_info
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import (
     DiskStore,
-    FollowingStore,
-    LeadingStore,
     Lease,
     LeaseError,
     check_space,
     memories_in,
 )
+from lightning_fed.store.shared import FollowingStore, LeadingStore
 from lightning_fed.trainer.ranks import Ranks, ranks_of
 
 StoreName = Literal["auto", "memory", "disk"]
