@@ -51,7 +51,9 @@ def fit(name: str, way: str, rounds: int, folder: Path) -> None:
     server = FederatedServer(admm, clients_per_round=workload.cohort, **shared)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     pl.seed_everything(0, verbose=False)
-    trainer = pl.Trainer(max_epochs=rounds, callbacks=[server], accelerator="cpu", **options, **quiet)
+    trainer = pl.Trainer(
+        max_epochs=rounds, callbacks=[server], default_root_dir=folder, accelerator="cpu", **options, **quiet
+    )
     trainer.fit(model(workload, log_train=False), datamodule=federation(workload))
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     spent = sum(u.ru_utime + u.ru_stime for u in (own, children))
@@ -127,7 +129,7 @@ def main(names: list[str], rounds: int) -> None:
         for way in WAYS:
             found = measure(name, way, rounds)
             median = statistics.median(found[0]["seconds"][1:])
-            cpu, sent = sum(each["cpu"] for each in found[:1]), sum(each["sent"] for each in found) / rounds / 1e6
+            cpu, sent = sum(each["cpu"] for each in found), sum(each["sent"] for each in found) / rounds / 1e6
             shown = f"{median:.3g} | {cpu:.1f} | {sent:.2f} | {found[0]['memory'] / 1024:.0f}"
             print(f"| {name} | {way} | {shown} |", flush=True)
 

@@ -260,24 +260,25 @@ def summed(ranks: Ranks, owners: Sequence[int], sums: Mapping[int, Any], like: A
 
     Args:
         owners: the rank of each block.
-        sums: of this process's blocks, by number.
+        sums: of this process's blocks, by number; they are added to in place.
         like: a message without its content.
     """
     wide = tree_map(lambda leaf: torch.empty(leaf.shape[1:], dtype=torch.float64), like)
     leaves = leaves_of(wide)
-    flat = torch.cat([leaf.view(-1) for leaf in leaves])
+    flat = torch.empty(sum(leaf.numel() for leaf in leaves), dtype=torch.float64)
     nodes = [_flattened(sums[k]) if k in sums else None for k in range(len(owners))]
     while len(nodes) > 1:
         for left in range(0, len(nodes) - 1, 2):
             nodes[left] = _added(ranks, owners[left : left + 2], nodes[left : left + 2], flat)
         nodes, owners = nodes[::2], owners[::2]
     total = ranks.spread(flat if nodes[0] is None else nodes[0], owners[0])
-    parts = iter(total.split([leaf.numel() for leaf in leaves]))
+    parts = iter(torch.split(total, [leaf.numel() for leaf in leaves]))
     return tree_map(lambda leaf: next(parts).view(leaf.shape), wide)
 
 
 def _flattened(message: Any) -> Tensor:
-    return torch.cat([leaf.reshape(-1).cpu() for leaf in leaves_of(message)])
+    flat = [leaf.reshape(-1).cpu() for leaf in leaves_of(message)]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _added(ranks: Ranks, owners: Sequence[int], nodes: Sequence[Tensor | None], like: Tensor) -> Tensor | None:
@@ -291,4 +292,4 @@ def _added(ranks: Ranks, owners: Sequence[int], nodes: Sequence[Tensor | None], 
     other = theirs if left == right else ranks.receive(like, right)
     assert mine is not None
     assert other is not None
-    return mine + other
+    return mine.add_(other)

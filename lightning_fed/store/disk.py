@@ -53,6 +53,8 @@ class DiskStore:
     (1, ['a'], 1, {'x_bar': tensor([1., 1.])})
     """
 
+    _open = False
+
     def __init__(
         self,
         folder: Path | str,

@@ -217,7 +217,8 @@ def ranks_of(trainer: pl.Trainer) -> Ranks:
 
 def _sendable(error: Exception) -> Exception:
     try:
-        return unpack(*_copied(error))
+        copy: Exception = unpack(*_copied(error))
+        return copy
     except Exception:  # an error of a user's class may refuse pickling in any way
         return RuntimeError(f"{type(error).__name__}: {error}")
 

@@ -39,10 +39,11 @@ class FederatedStrategy(PlainStrategy):
 
     ranks: Ranks | None = None
 
-    def __init__(self, *args: Any, timeout: timedelta = TIMEOUT, **kwargs: Any) -> None:
-        super().__init__(*args, timeout=timeout, **kwargs)
+    def __init__(self, timeout: timedelta = TIMEOUT, **kwargs: Any) -> None:
+        super().__init__(timeout=timeout, **kwargs)
 
     def setup_distributed(self) -> None:
+        """Meet the other processes, in a group of their own."""
         reset_seed()
         self.set_world_ranks()
         if self.ranks is None:
@@ -58,10 +59,12 @@ class FederatedStrategy(PlainStrategy):
                 tensor.copy_(self.ranks.spread(tensor.detach().cpu().contiguous(), 0))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for the other processes."""
         if self.ranks is not None:
             self.ranks.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What one process has."""
         return obj if self.ranks is None else self.ranks.broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
@@ -69,10 +72,12 @@ class FederatedStrategy(PlainStrategy):
         return tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all processes, or any, have decided for it."""
         found = [decision] if self.ranks is None else self.ranks.gather(bool(decision))
         return min(found) if all else max(found)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Nothing to gather: all processes have the same values."""
         return tensor
 
     def on_exception(self, exception: BaseException) -> None:
@@ -100,7 +105,10 @@ def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
     store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=max(timeout, MEETING))))
-    room = f"lightning_fed/{next(_MEETINGS)}"  # a script may have several Trainers, which meet one after another
+    attempt = os.environ.get(
+        "TORCHELASTIC_RESTART_COUNT", "0"
+    )  # torchrun's store outlives the processes that it starts
+    room = f"lightning_fed/{attempt}/{next(_MEETINGS)}"  # a script may have several Trainers, one after another
     return Ranks.meet(torch.distributed.PrefixStore(room, store), rank, size, timeout)
 
 

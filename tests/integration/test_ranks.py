@@ -127,6 +127,7 @@ def test_one_process_writes_the_files(two: Path) -> None:
     assert not list(two.rglob("client_memory/*/rank-*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(two: Path, alone: Any, tmp_path: Path) -> None:
     """Saved by two and resumed by one, and the other way, with memories in RAM and on disk."""
     cases = ["fedadmm, batchnorm", "disk, large"]
@@ -145,6 +146,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two: Path, alone: Any, t
         check_equal(found(tmp_path / "two", case), alone(case))
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_whose_processes_die_and_stop(alone: Any, tmp_path: Path) -> None:
     """One is killed in round 1, one is stopped in round 2: twice the run goes on from the last committed round."""
     faults = [[1, 1, "SIGKILL"], [1, 2, "SIGSTOP"]]
@@ -159,6 +161,7 @@ def test_torchrun_restarts_a_run_whose_processes_die_and_stop(alone: Any, tmp_pa
     check_equal(found(tmp_path, case), alone(case))
 
 
+@pytest.mark.slow
 def test_two_nodes_under_torchrun_end_with_the_bits_of_one(alone: Any, tmp_path: Path) -> None:
     case, port = "scaffold", free_port()
     nodes = []
@@ -172,12 +175,14 @@ def test_two_nodes_under_torchrun_end_with_the_bits_of_one(alone: Any, tmp_path:
         check_equal(found(tmp_path, case, rank), alone(case))
 
 
+@pytest.mark.slow
 def test_a_stopped_process_ends_the_run_with_its_name(tmp_path: Path) -> None:
     done = run(tmp_path, ["fedadmm, batchnorm"], fault=[[1, 1, "SIGSTOP"]], timeout=8)
     assert done.returncode not in (0, None)
     assert "RankError: round 1: rank 0 of 2 got no answer from rank 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_notebook_forks_its_processes(alone: Any, tmp_path: Path) -> None:
     """The model comes back to the process that called fit."""
     case = "fedadmm, batchnorm"
