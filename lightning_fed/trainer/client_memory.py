@@ -88,7 +88,11 @@ class ClientMemory:
         ranks.barrier()
 
     def end_fit(self, trainer: pl.Trainer) -> None:
-        """Let another process write to the run."""
+        """Let another process write to the run; say what the processes of this one have told each other."""
+        ranks = ranks_of(trainer)
+        if ranks.sent:
+            rank_zero_info(f"The first of {ranks.size} processes has sent {_size(ranks.sent)} to the others.")
+            ranks.sent = 0
         if self._lease is not None:
             self._lease.release()
             _remove_if_unused(self._lease.path.parent)

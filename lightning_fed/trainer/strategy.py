@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.lightning import DDPStrategy, PlainStrategy, StrategyRegistry, pl, reset_seed, share_no_loaders
+from lightning_fed.trainer.hooks import is_server
 from lightning_fed.trainer.ranks import MEETING, RankError, Ranks
 
 #: Longest time that a process waits for the others at the end of its share of a round.
@@ -48,6 +49,15 @@ class FederatedStrategy(PlainStrategy):
         self.set_world_ranks()
         if self.ranks is None:
             self.ranks = _met(self, self.patience)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the module as on one device; refuse a fit without rounds, whose processes would never agree."""
+        if trainer.state.fn == "fit" and not any(map(is_server, trainer.callbacks)):
+            raise ValueError(
+                'strategy="federated" shares the clients of a FederatedServer, and there is none among the callbacks.'
+                ' Add one, or use strategy="ddp" to share the batches of a plain fit.'
+            )
+        super().setup(trainer)
 
     def model_to_device(self) -> None:
         """Move the model, and start from the first process's weights, as DDP does."""

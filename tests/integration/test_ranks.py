@@ -304,3 +304,11 @@ def test_a_rank_that_does_not_come_is_named(call: Callable[[Ranks], Any]) -> Non
 def test_the_strategy_is_known_by_name(strategy: str) -> None:
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=3, barebones=True)
     assert (type(trainer.strategy).__name__, trainer.world_size) == ("FederatedStrategy", 3)
+
+
+def test_a_fit_without_a_server_is_refused() -> None:
+    """Its processes would train models of their own."""
+    trainer = pl.Trainer(strategy="federated", accelerator="cpu", devices=2, barebones=True)
+    trainer.state.fn = "fit"  # not through fit, which would start processes first
+    with pytest.raises(ValueError, match="none among the callbacks"):
+        trainer.strategy.setup(trainer)
