@@ -92,7 +92,6 @@ class ClientMemory:
         ranks = ranks_of(trainer)
         if ranks.sent:
             rank_zero_info(f"The first of {ranks.size} processes has sent {_size(ranks.sent)} to the others.")
-            ranks.sent = 0
         if self._lease is not None:
             self._lease.release()
             _remove_if_unused(self._lease.path.parent)
