@@ -8,6 +8,7 @@ from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.laboratory import Exact, FiniteSum, GradientDescent, Quadratic
 from lightning_fed.laboratory.simulate import simulate
 from lightning_fed.server import FederatedServer
+from lightning_fed.trainer.strategy import FederatedStrategy
 
 # a public path: lightning_fed.partition is in the room of data
 sys.modules[f"{__name__}.partition"] = partition
@@ -16,6 +17,7 @@ __all__ = [
     "Exact",
     "FederatedDataModule",
     "FederatedServer",
+    "FederatedStrategy",
     "FiniteSum",
     "GradientDescent",
     "Quadratic",

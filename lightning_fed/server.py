@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
-from lightning_fed.theory.residuals import dual_residual, primal_residual
+from lightning_fed.theory.residuals import distances, dual_residual, mean_distance
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.tracking.best import keep_best
 from lightning_fed.tracking.runs import runs_of, tell_of_new_runs
@@ -56,6 +57,10 @@ from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.model_choice import ModelChoice
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
+from lightning_fed.trainer.ranks import ranks_of
+from lightning_fed.trainer.strategy import adopt, register
+
+register()
 
 EngineName = Literal["auto", "sequential", "vectorized"]
 
@@ -281,6 +286,9 @@ class FederatedServer(FederatedCallback):
         keep_best(trainer.loggers)
         if stage == "fit":
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
+        adopt(trainer)
+        if stage == "fit":
+            self._check_ranks(trainer)
         if stage != "fit":
             return
         if self._trainer is not trainer:
@@ -313,6 +321,12 @@ class FederatedServer(FederatedCallback):
         trainer.fit_loop.clock.prepare()
         if self._player is not None:
             self._player.begin_fit(self._round_settings())
+
+    def _check_ranks(self, trainer: pl.Trainer) -> None:
+        """Refuse processes that would run different federations."""
+        algorithm = hyper_parameters(self.algorithm)
+        facts = {"seed": self.seed, "settings": self._settings(), "algorithm": algorithm, "clients": _examples(trainer)}
+        ranks_of(trainer).check_same(facts)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -578,7 +592,8 @@ class FederatedServer(FederatedCallback):
         }
         last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
         if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):
-            metrics["primal_residual"] = primal_residual(federation, outcome)  # takes all clients, as evaluation does
+            known_here = partial(distances, federation, outcome)
+            metrics["primal_residual"] = mean_distance(ranks_of(trainer).merged(known_here, cohort))
         if self.on_client_error.skips:
             metrics["failed_clients"] = float(len(failures))
         known = [loss for loss in outcome.losses.values() if loss == loss]

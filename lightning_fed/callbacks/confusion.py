@@ -60,7 +60,7 @@ class Confusion(pl.Callback):
         self.names = list(getattr(data, "class_names", ())) or [str(i) for i in range(classes)]
         step = trainer.global_step - 1
         log_table(trainer.loggers, "confusion/table", ["true", "taken for", "times", "of"], self.mistakes(), step)
-        if self.path is None and not trainer.loggers:
+        if not trainer.is_global_zero or (self.path is None and not trainer.loggers):
             return
         figure = self.draw(getattr(data, "description", ""))
         log_figure(trainer.loggers, "confusion/matrix", figure, step)

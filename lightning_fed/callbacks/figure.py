@@ -60,7 +60,7 @@ class FinalFigure(pl.Callback):
         self._finish(trainer)
 
     def _finish(self, trainer: pl.Trainer) -> None:
-        if not self.history or not (self.path or trainer.loggers):
+        if not trainer.is_global_zero or not self.history or not (self.path or trainer.loggers):
             return
         data: Any = trainer.datamodule
         named = title_of(data)

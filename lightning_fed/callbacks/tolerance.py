@@ -35,6 +35,8 @@ class LocalTolerance(FederatedCallback):
     (0.0, True)
     """
 
+    reads_module = False
+
     def __init__(self) -> None:
         self._visits: dict[Any, tuple[int, float, float]] = {}
         self._warned = False

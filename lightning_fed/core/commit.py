@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.core.memory import ClientId, Cost, Memory, Store, Summary
+from lightning_fed.core.memory import ClientId, Cost, Deferred, Memory, Store, Summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,17 @@ class StoreAhead:
         self._store, self._memories = store, memories
 
     def __getitem__(self, cid: ClientId) -> Memory:
-        return self._memories[cid] if cid in self._memories else self._store[cid]
+        return self._store[cid] if (found := self._staged(cid)) is None else found
+
+    def _staged(self, cid: ClientId) -> Memory | None:
+        memory = self._memories.get(cid)
+        if memory is not None and isinstance(memory.state, Deferred):
+            return replace(memory, state=memory.state.loaded())
+        return memory
 
     def get(self, cid: ClientId) -> Memory | None:
         """The memory of a client, if it has taken part."""
-        return self._memories.get(cid) or self._store.get(cid)
+        return self._staged(cid) or self._store.get(cid)
 
     def summary(self, cid: ClientId) -> Summary | None:
         """Visits and cost of a client, if it has taken part."""

@@ -16,10 +16,20 @@ from lightning_fed.core.algorithm import Algorithm, hyper_parameters, tree_map, 
 from lightning_fed.core.commit import Commit, StoreAhead
 from lightning_fed.core.layout import Layout, buffers_of, clones, parameters_of
 from lightning_fed.core.local_work import LocalWork
-from lightning_fed.core.memory import ClientId, Cost, Memory, MemoryStore, Store, Summary, tensors_of, with_tensors
+from lightning_fed.core.memory import (
+    ClientId,
+    Cost,
+    Deferred,
+    Memory,
+    MemoryStore,
+    Store,
+    Summary,
+    tensors_of,
+    with_tensors,
+)
 from lightning_fed.core.messages import Broadcast, Replies, Reply
 from lightning_fed.core.personal import Personal
-from lightning_fed.core.round import Engine, Outcome, Step, run_round
+from lightning_fed.core.round import Engine, Outcome, Sharing, Step, run_round
 
 #: Of what a checkpoint says about a federation.
 FORMAT = 2
@@ -46,10 +56,10 @@ class _Staging:
             else:
                 cid = next(answered)
                 if isinstance(reply, Reply):
-                    self._stage(cid, reply)
+                    self.stage(cid, reply)
             yield reply
 
-    def _stage(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
+    def stage(self, cid: ClientId, reply: Reply[Any, Any]) -> None:
         if reply.arrived and reply.x_i.device.type == "cpu":  # else the commit copies states from the device
             own = {} if self.kept is None else self.kept(cid)
             self.store.stage(cid, Memory(reply.state, buffers=own, layout=self.layout), self.round)
@@ -174,8 +184,13 @@ class Federation:
         ``kept`` gives the buffers that a client keeps to itself after its visit.
         """
         exchanges = None if self.started else 1
-        self.store.prefetch(cohort)
-        engine = _Staging(engine, self.store, self.rounds_done + 1, len(self.layouts) - 1, kept)
+        staging = _Staging(engine, self.store, self.rounds_done + 1, len(self.layouts) - 1, kept)
+        if isinstance(engine, Sharing):
+            self.store.prefetch(engine.share(cohort))
+            engine.stage = staging.stage
+        else:
+            self.store.prefetch(cohort)
+            engine = staging
         fresh = self.fresh()  # one for all: states are never changed in place
         recall = partial(self.recall, fresh=fresh)
         broadcast = partial(self.algorithm.broadcast, work=work)
@@ -210,7 +225,7 @@ class Federation:
         memories, layout = {}, len(self.layouts) - 1
         for cid, state in outcome.states.items():
             visits, spent, *_ = self.store.summary(cid) or Summary(0, Cost())
-            there = state if self._here else tree_map(Tensor.cpu, state)
+            there = state if self._here or isinstance(state, Deferred) else tree_map(Tensor.cpu, state)
             own = (kept or {}).get(cid, {})
             own = own if self._here else {name: t.cpu() for name, t in own.items()}
             memories[cid] = Memory(there, visits + 1, own, spent + outcome.costs[cid], layout)

@@ -55,6 +55,22 @@ class Memory:
         return Summary(self.visits, self.cost, layout=self.layout)
 
 
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A state that another process has written to disk, ahead of its commit.
+
+    >>> Deferred(row=None, load=lambda: "x1").loaded()
+    'x1'
+    """
+
+    row: Any
+    load: Callable[[], Any] | None = None
+
+    def loaded(self) -> Any:
+        assert self.load is not None
+        return self.load()
+
+
 class Summary(NamedTuple):
     """What is known of a client without its vectors; ``bytes`` and ``round`` of its record, where it is on disk.
 

@@ -115,5 +115,16 @@ class Replies:
             yield Reply(state, message, self.x_i[i], *counts)
 
 
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """The replies of a whole cohort, some of them from other processes, without messages: ``sum`` is known already.
+
+    ``replies`` are in the order of the cohort; None for messages and models that stayed where they were made.
+    """
+
+    sum: Any
+    replies: Sequence[Reply[Any, Any]]
+
+
 def _stacked(*rows: Tensor) -> Tensor:
     return rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(rows)

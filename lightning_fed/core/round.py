@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm, num_bytes
 from lightning_fed.core.failures import Failure
 from lightning_fed.core.memory import ClientId, Cost
-from lightning_fed.core.messages import Broadcast, Replies, Reply, Total
+from lightning_fed.core.messages import Broadcast, Replies, Reply, Summed, Total
 from lightning_fed.core.problem import Local
 from lightning_fed.core.summation import TreeSum
 
@@ -27,7 +27,29 @@ class Engine(Protocol):
 
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
-    ) -> Iterator[Reply[Any, Any] | Failure] | Iterator[Replies | Failure]: ...
+    ) -> Iterator[Reply[Any, Any] | Failure] | Iterator[Replies | Failure] | Iterator[Any]: ...
+
+
+@runtime_checkable
+class Sharing(Engine, Protocol):
+    """An engine that asks a share of the cohort in this process, and gets the rest from others.
+
+    ``stage`` is called with the reply of each client of the share, as soon as it is there.
+    """
+
+    stage: Callable[[ClientId, Reply[Any, Any]], None]
+
+    def share(self, cohort: Sequence[ClientId]) -> Sequence[ClientId]: ...
+
+
+class States(Iterator[Any]):
+    """The states of a cohort, in its order, each recalled when it is asked for; or that of one client, by its id."""
+
+    def __init__(self, cohort: Sequence[ClientId], recall: Callable[[ClientId], Any]) -> None:
+        self._ids, self.of = iter(cohort), recall
+
+    def __next__(self) -> Any:
+        return self.of(next(self._ids))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +111,13 @@ def run_round(
     for _ in range(exchanges or algorithm.traits.exchanges):
         staged, failed = outcome.states, outcome.failures
         cohort = [cid for cid in cohort if cid not in failed] if failed else cohort
-        states = (staged[cid] if cid in staged else recall(cid) for cid in cohort)
+        states = States(cohort, partial(_recalled, staged, recall))
         outcome = _exchange(algorithm, outcome, cohort, engine, states, weights, broadcast)
     return outcome
+
+
+def _recalled(staged: Mapping[ClientId, Any], recall: Callable[[ClientId], Any], cid: ClientId) -> Any:
+    return staged[cid] if cid in staged else recall(cid)
 
 
 def _exchange(
@@ -109,6 +135,8 @@ def _exchange(
     for reply in engine.ask(partial(_client_step, algorithm), states, down, cohort):
         if isinstance(reply, Failure):
             gathered.lose(reply)
+        elif isinstance(reply, Summed):
+            gathered.add_summed(reply)
         else:
             gathered.add(reply if isinstance(reply, Replies) else Replies.of(reply))
     total = gathered.total(down)
@@ -128,6 +156,7 @@ class _Gathered:
         self.before, self.weights, self.bytes_down = before, weights, bytes_down
         self.cohort, self.waiting = cohort, list(cohort)
         self.sum, self.arrived = TreeSum(), list[ClientId]()
+        self._summed: Summed | None = None
         staged = {
             name: dict(getattr(before, name)) for name in ("states", "local_models", "losses", "costs", "failures")
         }
@@ -144,7 +173,15 @@ class _Gathered:
             sent = whole if (own := part.bytes_up[i]) is None else own
             self._bill(cid, (self.bytes_down, sent * arrived, part.steps[i], part.gradients[i]))
             if arrived:
-                self._take(cid, part, i, models[i])
+                self._keep(cid, part.states[i], part.losses[i], part.steps[i], models[i])
+
+    def add_summed(self, part: Summed) -> None:
+        """Take the replies of the whole cohort, of which the sum is known."""
+        self._summed, self.waiting = part, []
+        for cid, reply in zip(self.cohort, part.replies, strict=True):
+            self._bill(cid, (self.bytes_down, (reply.bytes_up or 0) * reply.arrived, reply.steps, reply.gradients))
+            if reply.arrived:
+                self._keep(cid, reply.state, reply.loss, reply.steps, reply.x_i)
 
     def lose(self, failure: Failure) -> None:
         """The next client has failed."""
@@ -158,12 +195,13 @@ class _Gathered:
             self._last = Cost(*spent)
         costs[cid] = before[cid] + self._last if cid in before else self._last
 
-    def _take(self, cid: ClientId, part: Replies, i: int, model: Tensor) -> None:
-        outcome, before, loss = self.outcome, self.before, part.losses[i]
+    def _keep(self, cid: ClientId, state: Any, loss: float, steps: int, model: Tensor | None) -> None:
+        outcome, before = self.outcome, self.before
         self.arrived.append(cid)
-        outcome.states[cid] = part.states[i]
-        idle = not part.steps[i] and cid in before.local_models  # an exchange without local steps keeps the model
-        outcome.local_models[cid] = before.local_models[cid] if idle else model
+        outcome.states[cid] = state
+        idle = not steps and cid in before.local_models  # an exchange without local steps keeps the model
+        if model is not None:
+            outcome.local_models[cid] = before.local_models[cid] if idle else model
         outcome.losses[cid] = before.losses.get(cid, loss) if loss != loss else loss
 
     def total(self, down: Broadcast) -> Total[Any] | None:
@@ -174,7 +212,8 @@ class _Gathered:
         if not self.arrived:
             return None
         weight = sum(self.weights[cid] for cid in self.arrived)
-        return Total(self.sum.value(), weight, len(self.arrived), sum(self.weights.values()), down)
+        found = self.sum.value() if self._summed is None else self._summed.sum
+        return Total(found, weight, len(self.arrived), sum(self.weights.values()), down)
 
 
 def _server_step(algorithm: Algorithm[Any, Any, Any], server: Any, total: Total[Any]) -> Any:

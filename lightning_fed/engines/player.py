@@ -17,20 +17,25 @@ from lightning_fed.core.layout import buffers_of, overwrite, parameters_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import seed_global
-from lightning_fed.core.round import Outcome
+from lightning_fed.core.round import Engine, Outcome
 from lightning_fed.engines.failed_clients import FailedClients, TooFewClientsError
 from lightning_fed.engines.faults import dropped_out, faults_of, place
+from lightning_fed.engines.ranks import RanksEngine
 from lightning_fed.engines.selection import Choice, Setting
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
+from lightning_fed.engines.vectorized import VectorizedEngine
+from lightning_fed.engines.workers import WorkersEngine
 from lightning_fed.lightning import pl
 from lightning_fed.local.aftermath import AttributeWarnings, advanced, with_average
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Schedule, Workspace, saving_the_server
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Sampler
+from lightning_fed.trainer.eligibility import why_not_merged
 from lightning_fed.trainer.hooks import listening, notify
 from lightning_fed.trainer.log_snapshot import LogSnapshot
 from lightning_fed.trainer.module_state import restore_state, state_dict_with
+from lightning_fed.trainer.ranks import ranks_of
 
 Buffers = Literal["average", "server", "local"]
 
@@ -65,13 +70,14 @@ class RoundPlayer:
         self.workspace: Workspace | None = None
         self._choice, self._warnings = choice, AttributeWarnings()
         self._step_sizes: StepSizePlan | None = None
+        self._samples: Mapping[ClientId, float] | None = None
         self._frozen: Mapping[str, Tensor] = {}  # copies of frozen parameters
         self.failed = FailedClients(federation)
         self.rehearsal = 0.0  # seconds that callbacks have taken in on_round_played of the last round
 
     def begin_fit(self, settings: RoundSettings) -> None:
         """Plan visits again, because data, limits and the global seed may differ in this fit."""
-        self.settings, self._step_sizes = settings, None
+        self.settings, self._step_sizes, self._samples = settings, None, None
 
     def play(self, cohort: Sequence[ClientId]) -> Outcome:
         """Play and commit a round; also after an error, the module holds the server's last committed model."""
@@ -165,6 +171,8 @@ class RoundPlayer:
         """Ask the cohort, and warn of changes that its visits made to attributes of the module."""
         workspace = alone.workspace
         engine = self._choice.engine(alone, self._setting(), cohort)
+        if cohort and ranks_of(self.trainer).size > 1:
+            engine = self._shared(engine, alone)
         work = self.settings.work
         if self.federation.algorithm.traits.plans_steps:
             work = replace(work, lr_sum=self._plan().lr_sum(alone.loop, workspace))
@@ -174,6 +182,26 @@ class RoundPlayer:
         self._warnings.dropped(workspace, alone.left.values())
         self._warnings.drew(alone.drew)
         return outcome
+
+    def _shared(self, engine: Engine, alone: SequentialEngine) -> RanksEngine:
+        """The engine of a round whose cohort several processes share."""
+        federation, ranks = self.federation, ranks_of(self.trainer)
+        reason = why_not_merged(self.trainer)
+        if isinstance(engine, WorkersEngine):
+            reason = f"workers={self._choice.workers} would fork each of them"
+        if reason is not None:
+            raise ValueError(f"A fit in {ranks.size} processes is impossible here: {reason}. Use devices=1.")
+        inner = engine if isinstance(engine, VectorizedEngine) else None
+        ranks.doing = place(federation.rounds_done)
+        return RanksEngine(alone, inner, ranks, self._loads(), federation.weights, federation.store)
+
+    def _loads(self) -> Mapping[ClientId, float]:
+        """Samples that a visit of each client takes, which says how long it is."""
+        if self._samples is None:
+            batches = planned_batches(self.trainer, self.settings.work)
+            size, examples = self._setting().batch_size, self.federation.examples
+            self._samples = {cid: n * min(size, examples.get(cid, size)) for cid, n in batches.items()}
+        return self._samples
 
     def _plan(self) -> StepSizePlan:
         if self._step_sizes is None:

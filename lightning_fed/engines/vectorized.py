@@ -83,14 +83,25 @@ class VectorizedEngine:
     def ask(
         self, step: Step, states: Iterator[Any], down: Broadcast, cohort: Sequence[ClientId]
     ) -> Iterator[Replies | Failure]:
-        most = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
-        size = 1 << (most.bit_length() - 1)  # a power of two: each stack is one node of the tree that sums messages
-        for first in range(0, len(cohort), size):
-            ids = cohort[first : first + size]
-            visits = [Visit(self.alone.round, cid, first + i, len(cohort)) for i, cid in enumerate(ids)]
-            for visit in visits if listening(self.trainer, "on_client_start") else ():
+        visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
+        yield from self.ask_visits(step, states, down, visits)
+
+    def ask_visits(
+        self, step: Step, states: Iterator[Any], down: Broadcast, visits: Sequence[Visit]
+    ) -> Iterator[Replies | Failure]:
+        """Ask some clients of a cohort, in its order; the first of them begins a stack."""
+        size = self.size
+        for first in range(0, len(visits), size):
+            some = list(visits[first : first + size])
+            for visit in some if listening(self.trainer, "on_client_start") else ():
                 notify(self.trainer, "on_client_start", visit)
-            yield from self._ask(step, [next(states) for _ in ids], down, visits)
+            yield from self._ask(step, [next(states) for _ in some], down, some)
+
+    @property
+    def size(self) -> int:
+        """Clients of a stack: a power of two, so that each stack is one node of the tree that sums messages."""
+        most = max(1, min(STACK, STACK_NUMBERS // self.stacked.layout.numel))
+        return 1 << (most.bit_length() - 1)
 
     @property
     def trainer(self) -> pl.Trainer:

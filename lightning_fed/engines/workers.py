@@ -1,54 +1,31 @@
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
 
 from lightning_fed.core.failures import RAISED, Failure
-from lightning_fed.core.layout import overwrite, parameters_of
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.round import Step
+from lightning_fed.engines.answers import Answer, Recording
 from lightning_fed.engines.orphans import ender
 from lightning_fed.engines.sequential import ClientError, SequentialEngine
-from lightning_fed.lightning import (
-    ProgressBar,
-    SIGTERMException,
-    is_read_by_user,
-    pl,
-    set_results,
-    update_count,
-)
-from lightning_fed.local.server_snapshot import Left
-from lightning_fed.trainer.data_streams import streams_of
-from lightning_fed.trainer.hooks import Exactness, Visit, listening, notify, reading
-from lightning_fed.trainer.loops import RoundResults
+from lightning_fed.lightning import ProgressBar, SIGTERMException, pl
+from lightning_fed.trainer.hooks import Visit, listening, notify
 from lightning_fed.trainer.merged_log import Logged
+from lightning_fed.trainer.parcels import empty_buffers, pack, unpack
 
-
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """The message of a child to its parent for one client: the reply, logged values and changes of its visit."""
-
-    reply: Reply[Any, Any]
-    logged: Logged
-    left: Left
-    visit: dict[str, Any]  # attributes that the visit has set
+#: What a child sends to its parent for one client: the answer, and what the visit logged.
+_Answer = tuple[Answer, Logged]
 
 
 class WorkersEngine:
@@ -94,7 +71,7 @@ class WorkersEngine:
                 if isinstance(answer, str):
                     self.give_up(answer)
                     return i
-                yield answer if isinstance(answer, Failure) else self._take(visit, answer)
+                yield answer if isinstance(answer, Failure) else self._take(visit, *answer)
         finally:
             team.dismiss()
         return len(visits)
@@ -115,90 +92,23 @@ class WorkersEngine:
     def trainer(self) -> pl.Trainer:
         return self.alone.loop.trainer
 
-    def _take(self, visit: Visit, answer: _Answer) -> Reply[Any, Any]:
+    def _take(self, visit: Visit, answer: Answer, logged: Logged) -> Reply[Any, Any]:
         """Apply the effects of a child's visit to this process, and notify callbacks of its end."""
-        reply = answer.reply
-        answer.logged.put_into(self.trainer)
-        self.alone.take(visit.client, reply, answer.left)
-        vars(visit).update(answer.visit)
-        for optimizer in self.trainer.optimizers:
-            vars(optimizer)["_opt_called"] = True  # the child stepped; schedulers warn if no optimiser step came before
-        if reading(self.trainer, "on_client_end"):
-            parameters = parameters_of(self.trainer.lightning_module)
-            own = {name: value for name, value in answer.left.own.items() if name in parameters}
-            overwrite(parameters, {**own, **self.alone.layout.split(reply.x_i)})
-        notify(self.trainer, "on_client_end", visit, reply)
-        return reply
+        logged.put_into(self.trainer)
+        answer.take(self.alone, visit)
+        return answer.reply
 
     def _answer(self, step: Step, state: Any, down: Broadcast, visit: Visit) -> _Answer | str:
         """In the child: return one client's reply and the effects of its visit, or why it needs a single process."""
-        trainer, module = self.trainer, self.trainer.lightning_module
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         callbacks[:] = [c for c in callbacks if not isinstance(c, ProgressBar)]  # the terminal is the parent's
-        set_results(trainer, results := RoundResults(training=True))  # fresh, because the parent has the earlier values
-        unmergeable = _watch(trainer)
-        for part in module.modules():
-            if isinstance(part, Metric):
-                part.reset()
-        loose = self.alone.workspace.state.attributes.loose_metrics
-        updates, streams = _updates(loose), streams_of(trainer.datamodule, visit.client)  # type: ignore[attr-defined]
+        recording = Recording(self.alone, [visit])
         self.alone.prepare(visit)
         reply = self.alone.answer(step, state, down, visit)
-        _share_states(module)
-        if updates != _updates(loose):
-            unmergeable.append("training updates a metric that is not part of the module")
-        if any(stream.changed() for stream in streams):
-            unmergeable.append("training draws from a random generator of the data")
-        if unmergeable:
-            return unmergeable[0]
-        facts = {name: getattr(visit, name) for name in ("step", "optimizer_steps", "planned", "work", "loss")}
-        if listening(trainer, "on_client_end"):
-            certificate = visit.certificate and Exactness(visit.certificate.residual, visit.certificate.limit)
-            facts |= {"question": visit.question, "certificate": certificate}
-        return _Answer(reply, Logged.of(results, module), self.alone.left[visit.client], facts)
+        return recording.obstacle() or (self._told(visit, reply), recording.logged())
 
-
-def _watch(trainer: pl.Trainer) -> list[str]:
-    """In the child: note if training reads a metric gathered over clients, or writes to a logger itself."""
-    found: list[str] = []
-    for name, part in trainer.lightning_module.named_modules():
-        if isinstance(part, Metric):
-            vars(part)["compute"] = partial(_computed, part, part.compute, name, found)
-    stand_ins: list[Any] = [_Logger(found) for _ in trainer.loggers]
-    trainer.loggers = stand_ins
-    return found
-
-
-def _updates(metrics: Sequence[Any]) -> list[int]:
-    """How often metrics have been updated."""
-    return [update_count(part) for metric in metrics for part in metric.modules() if isinstance(part, Metric)]
-
-
-def _share_states(module: nn.Module) -> None:
-    """Copy states within metric collections: torchmetrics updates only the first metric of a compute group."""
-    for part in module.modules():
-        if isinstance(part, MetricCollection):
-            part.items(copy_state=True)
-
-
-def _computed(metric: Metric, compute: Callable[[], Any], name: str, found: list[str]) -> Any:
-    if is_read_by_user(metric):
-        found.append(f"training reads the value of {name}, gathered from clients before")
-    return compute()
-
-
-class _Logger:
-    """Replaces a logger in the child, because only the parent may write to it."""
-
-    def __init__(self, found: list[str]) -> None:
-        self._found = found
-
-    def __getattr__(self, name: str) -> Any:
-        self._found.append(f"training writes to the logger itself ({name})")
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        return None
+    def _told(self, visit: Visit, reply: Reply[Any, Any]) -> Answer:
+        return Answer.of(self.alone, visit, reply, whole=bool(listening(self.trainer, "on_client_end")))
 
 
 class _DeathError(ClientError):
@@ -293,35 +203,19 @@ class _Team:
             line.close()
 
 
-class _Pickler(pickle.Pickler):
-    """Sends tensors as separate buffers without a copy; torch's pickling would send the whole storage of a view."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not Tensor:
-            return NotImplemented
-        return _tensor, (obj.detach().contiguous().view(-1).view(torch.uint8).numpy(), obj.dtype, obj.shape)
-
-
-def _tensor(numbers: NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    return torch.from_numpy(numbers).view(dtype).view(shape)
-
-
 def _send(line: Connection, i: int, content: Any) -> None:
-    stream, beside = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
-        _Pickler(stream, protocol=5, buffer_callback=beside.append).dump((i, content))
+        parcel = pack((i, content))
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:  # all that pickle and torch raise
         return _send(line, i, f"training leaves something that cannot be sent to another process ({error})")
-    parts = [each.raw() for each in beside]
-    line.send((stream.getvalue(), [part.nbytes for part in parts]))
-    for part in parts:
+    line.send((parcel.stream, [part.nbytes for part in parcel.buffers]))
+    for part in parcel.buffers:
         line.send_bytes(part)
 
 
 def _received(line: Connection) -> Any:
-    """Receive a message; each tensor gets memory from torch, whose alignment kernels may depend on."""
     stream, sizes = line.recv()
-    parts = [torch.empty(size, dtype=torch.uint8).numpy() for size in sizes]
+    parts = empty_buffers(sizes)
     for part in parts:
         line.recv_bytes_into(part)
-    return pickle.loads(stream, buffers=parts)
+    return unpack(stream, list(parts))

@@ -22,6 +22,7 @@ from lightning_fed.local.stacked.pure_step import PureStep, UnfitError
 from lightning_fed.local.stacked.stack import STACK
 from lightning_fed.trainer.batches import move_batch
 from lightning_fed.trainer.eligibility import TRANSFER_HOOKS
+from lightning_fed.trainer.ranks import Ranks, ranks_of
 
 #: Minimum number of clients for evaluating them together.
 MANY = 16
@@ -54,19 +55,23 @@ def evaluate_together(
         for name in TRANSFER_HOOKS:
             if is_overridden(name, owner):
                 raise UnfitError(f"{type(owner).__name__} overrides {name}")
-    by_sample = _BySample(trainer, step)
-    found: dict[ClientId, Evaluation] = {}
-    for clients, sizes, batch, limit in _batches(trainer, split, ids, alike=models is not None):
-        if models is None:
-            columns = by_sample(batch, limit)
-        else:
-            columns = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
-        found |= zip(clients, by_sample.figures.evaluations(columns, sizes), strict=True)
-    return {cid: found[cid] for cid in ids}
+    by_sample, ranks = _BySample(trainer, step), ranks_of(trainer)
+
+    def share() -> dict[ClientId, Evaluation]:
+        found: dict[ClientId, Evaluation] = {}
+        for clients, sizes, batch, limit in _batches(trainer, split, ids, models is not None, ranks):
+            if models is None:
+                columns = by_sample(batch, limit)
+            else:
+                columns = by_sample.each_by_its_own(models.stack(clients), sizes, batch)
+            found |= zip(clients, by_sample.figures.evaluations(columns, sizes), strict=True)
+        return found
+
+    return ranks.merged(share, ids)
 
 
 def _batches(
-    trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool
+    trainer: pl.Trainer, split: str, ids: Sequence[ClientId], alike: bool, ranks: Ranks
 ) -> Iterator[tuple[list[ClientId], list[int], list[Tensor], int]]:
     """Yield clients, their numbers of samples, all their samples, and how many samples fit in a batch.
 
@@ -82,7 +87,8 @@ def _batches(
             raise UnfitError(f"the {split} data of client {cid!r} are not like the others'")
     sizes = {cid: loader.samples for cid, loader in loaders.items()}
     limit = max(data.eval_batch_size, BATCH_BYTES // sum(t[:1].numel() * t.element_size() for t in first.tensors))
-    for clients in _groups(sorted(ids, key=sizes.__getitem__) if alike else ids, sizes, limit, alike):
+    ordered = sorted(ids, key=sizes.__getitem__) if alike else ids
+    for clients in ranks.share(list(_groups(ordered, sizes, limit, alike))):  # the same groups for any number of ranks
         tensors = [torch.cat(parts) for parts in zip(*(loaders[cid].all_rows() for cid in clients), strict=True)]
         batch = move_batch(trainer, tensors if first.transform is None else first.transform(tensors))
         yield clients, [sizes[cid] for cid in clients], list(batch), limit

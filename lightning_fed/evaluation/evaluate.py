@@ -42,6 +42,7 @@ from lightning_fed.trainer.data_streams import undisturbed
 from lightning_fed.trainer.declarations import declares
 from lightning_fed.trainer.loops import RoundResults
 from lightning_fed.trainer.module_state import ModuleState, restore_state
+from lightning_fed.trainer.ranks import ranks_of
 
 if TYPE_CHECKING:
     from lightning_fed.core.federation import Federation
@@ -100,8 +101,20 @@ def _evaluate_all(
     if (federation := federation_of(trainer)) is not None and federation.first:
         models = personal_models(federation, lambda cid: state.parameters)
         together = None if state.buffers else _evaluate_together(trainer, split, ids, models)
-        return together or {cid: alone(cid, own=federation.part_of(cid)) for cid in ids}
-    return _evaluate_together(trainer, split, ids) or {cid: alone(cid) for cid in ids}
+        return together or _by_rank(trainer, ids, lambda cid: alone(cid, own=federation.part_of(cid)))
+    return _evaluate_together(trainer, split, ids) or _by_rank(trainer, ids, alone)
+
+
+def _by_rank(
+    trainer: pl.Trainer, ids: Sequence[ClientId], evaluate: Callable[[ClientId], Evaluation | None]
+) -> dict[ClientId, Evaluation]:
+    """Evaluate clients one by one, each in one of the processes of the run; all get all results, in this order."""
+    ranks = ranks_of(trainer)
+
+    def share() -> dict[ClientId, Evaluation]:
+        return {cid: found for cid in ranks.share(ids) if (found := evaluate(cid)) is not None}
+
+    return ranks.merged(share, ids)
 
 
 def _evaluate_together(
@@ -158,7 +171,7 @@ def evaluate_own(trainer: pl.Trainer, federation: Federation, split: str) -> dic
     with measuring(trainer) as state:
         models = personal_models(federation, parameters_of)
         together = None if state.buffers else _evaluate_together(trainer, split, seen, models)
-        return together or {cid: found for cid in seen if (found := alone(cid, state)) is not None}
+        return together or _by_rank(trainer, seen, lambda cid: alone(cid, state))
 
 
 def full_gradient(trainer: pl.Trainer, federation: Federation) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.utilities.seed import _collect_rng_states as collect_rng_states
     from lightning_fabric.utilities.seed import _set_rng_states as set_rng_states
+    from lightning_fabric.utilities.seed import reset_seed
     from pytorch_lightning.callbacks import (
         BatchSizeFinder,
         Checkpoint,
@@ -49,12 +51,12 @@ if TYPE_CHECKING:
     from pytorch_lightning.plugins.io import AsyncCheckpointIO, CheckpointIO, TorchCheckpointIO
     from pytorch_lightning.plugins.precision import DoublePrecision, Precision
     from pytorch_lightning.profilers import PassThroughProfiler
-    from pytorch_lightning.strategies import SingleDeviceStrategy, Strategy
+    from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
     from pytorch_lightning.trainer.call import _call_callback_hooks as call_callback_hooks
     from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
     from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
     from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
-    from pytorch_lightning.utilities import rank_zero_info
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
     from pytorch_lightning.utilities.combined_loader import CombinedLoader
     from pytorch_lightning.utilities.data import _extract_batch_size as extract_batch_sizes
     from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -74,6 +76,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointIO",
     "CometLogger",
+    "DDPStrategy",
     "DoublePrecision",
     "LearningRateFinder",
     "LightningArgumentParser",
@@ -95,6 +98,7 @@ __all__ = [
     "SingleDeviceStrategy",
     "StochasticWeightAveraging",
     "Strategy",
+    "StrategyRegistry",
     "TQDMProgressBar",
     "TensorBoardLogger",
     "TorchCheckpointIO",
@@ -110,6 +114,8 @@ __all__ = [
     "isolate_rng",
     "pl",
     "rank_zero_info",
+    "rank_zero_only",
+    "reset_seed",
     "set_rng_states",
 ]
 
@@ -286,6 +292,30 @@ def wandb_axis(logger: WandbLogger) -> tuple[str, str]:
     synced = logger._wandb_init.get("sync_tensorboard")
     prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
     return prefix, "global_step" if synced else "trainer/global_step"
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+
+class PlainStrategy(DDPStrategy):
+    """Lightning's DDP strategy without DDP: its launchers and ranks, around a module that is not wrapped."""
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        super(DDPStrategy, self).setup(trainer)
+
+    def _setup_model(self, model: Any) -> Any:
+        return model
+
+    @property
+    def patience(self) -> timedelta:
+        """Longest time to wait for another process."""
+        assert self._timeout is not None
+        return self._timeout
+
+
+def share_no_loaders(trainer: pl.Trainer) -> None:
+    """Give every process all batches of validation and test: Lightning would deal them out, and repeat some."""
+    trainer._accelerator_connector.use_distributed_sampler = False
 
 
 # -- modules, callbacks, metrics -----------------------------------------------------------------------------------

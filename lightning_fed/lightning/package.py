@@ -33,7 +33,7 @@ SUPPORTED = (Version("2.6.6"), Version("2.7"))
 
 #: Names of Lightning that lightning_fed uses, by module of the Trainer's part or of Fabric; "theirs=ours" renames.
 NAMES = {
-    "fabric.utilities.seed": "_collect_rng_states=collect_rng_states _set_rng_states=set_rng_states",
+    "fabric.utilities.seed": "_collect_rng_states=collect_rng_states _set_rng_states=set_rng_states reset_seed",
     "callbacks": "BatchSizeFinder Checkpoint LearningRateFinder ModelCheckpoint ModelPruning ProgressBar"
     " RichProgressBar StochasticWeightAveraging TQDMProgressBar",
     "core.optimizer": "LightningOptimizer",
@@ -44,11 +44,11 @@ NAMES = {
     "plugins.io": "AsyncCheckpointIO CheckpointIO TorchCheckpointIO",
     "plugins.precision": "DoublePrecision Precision",
     "profilers": "PassThroughProfiler",
-    "strategies": "SingleDeviceStrategy Strategy",
+    "strategies": "DDPStrategy SingleDeviceStrategy Strategy StrategyRegistry",
     "trainer.call": "_call_callback_hooks=call_callback_hooks _call_lightning_module_hook=call_module_hook"
     " _call_strategy_hook=call_strategy_hook",
     "trainer.connectors.logger_connector.result": "_ResultCollection=ResultCollection",
-    "utilities": "rank_zero_info",
+    "utilities": "rank_zero_info rank_zero_only",
     "utilities.combined_loader": "CombinedLoader",
     "utilities.data": "_extract_batch_size=extract_batch_sizes",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lightning_fed.core.memory import Adapt, Build, ClientId, Memory, Summary, with_tensors
+from lightning_fed.core.memory import Adapt, Build, ClientId, Deferred, Memory, Summary, with_tensors
 from lightning_fed.store.commit import commit, remove_empty
 from lightning_fed.store.files import Segments, clear, key_of_record, location_of, prepare, sweep
 from lightning_fed.store.identity import SERVER, cid_of, key_of
@@ -52,6 +53,8 @@ class DiskStore:
     (1, ['a'], 1, {'x_bar': tensor([1., 1.])})
     """
 
+    _open = False
+
     def __init__(
         self,
         folder: Path | str,
@@ -77,8 +80,7 @@ class DiskStore:
         self._reader = Reader(self._records, cache_bytes)
         self._segments = Segments(self._records)
         self._staging = Staging(self._records)
-        self._open = True
-        _OPEN.add(self)
+        opened(self)
 
     def __getitem__(self, cid: ClientId) -> Memory:
         found = self.get(cid)
@@ -127,6 +129,16 @@ class DiskStore:
         """Start writing a client's memory ahead of the commit of ``round``, which makes it visible."""
         self._here()
         self._staging.stage(cid, memory, round)
+
+    def written(self, cid: ClientId) -> Row | None:
+        """The row of a client's staged record, if it has a file of its own; waits until it is written."""
+        self._here()
+        return self._staging.written(cid)
+
+    def load(self, row: Row) -> Any:
+        """The state in a record that another process has staged."""
+        record = self._reader.record(row)
+        return self._build(record.tensors, record.layout)
 
     def commit(
         self,
@@ -233,7 +245,9 @@ class DiskStore:
     ) -> list[Record | Row]:
         entries: list[Record | Row] = []
         for cid, memory in memories.items():
-            if (entry := self._staging.entry(cid, memory, round)) is not None:
+            if memory is not None and isinstance(memory.state, Deferred):
+                entries.append(memory.state.row._replace(visits=memory.visits, **asdict(memory.cost)))
+            elif (entry := self._staging.entry(cid, memory, round)) is not None:
                 entries.append(entry)
             elif memory is not None:
                 entries.append(Record.of(cid, memory, round))
@@ -242,6 +256,12 @@ class DiskStore:
         if server is not None:
             entries.append(Record(None, round, server))
         return entries
+
+
+def opened(store: DiskStore) -> None:
+    """Note that a store is open, for the day when this process forks."""
+    store._open = True
+    _OPEN.add(store)
 
 
 def _leave_to_parent() -> None:

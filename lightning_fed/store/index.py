@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.database import Database
@@ -33,6 +34,7 @@ class Index:
 
     def __init__(self, database: Database) -> None:
         self.database, self.connection = database, database.connection
+        self.newest: tuple[Any, ...] | None = None  # arguments of the last commit
 
     @classmethod
     def open(cls, path: Path) -> Index:
@@ -130,6 +132,7 @@ class Index:
             moved: records of older files, with the new file and offset of each.
             removed: keys of clients whose records end.
         """
+        moved = list(moved)
         with self.database.transaction():
             newest = "SELECT number, sum FROM manifests ORDER BY number DESC LIMIT 1"
             last, before = self.connection.execute(newest).fetchone() or (-1, b"")
@@ -148,6 +151,7 @@ class Index:
                 self._end(key, now)
             for row in rows:
                 self._add(row, now)
+            self.newest = round, list(rows), dict(files), moved, list(removed)
             return self._forget(now - 1) + [name for name in emptied if name is not None]
 
     def _changed(self, total: int, rows: Sequence[Row], removed: Sequence[bytes]) -> int:

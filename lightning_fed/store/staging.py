@@ -89,6 +89,11 @@ class Staging:
             return replace(entry, visits=memory.visits, cost=memory.cost)
         return entry._replace(visits=memory.visits, **asdict(memory.cost))
 
+    def written(self, cid: ClientId) -> Row | None:
+        """The row of a large record, when it is written; None if there is none for this client."""
+        staged = self._staged.get(cid)
+        return None if staged is None or staged.written is None else staged.written.result()
+
     def drop(self, index: Index) -> None:
         """Drop all staged records, and remove their files that were not committed."""
         staged, self._staged = self._staged, {}

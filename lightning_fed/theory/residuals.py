@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.memory import ClientId
 from lightning_fed.theory.bounds import eta_min, exact_eta_min
 
 if TYPE_CHECKING:
@@ -27,9 +29,18 @@ def primal_residual(federation: Federation, outcome: Outcome) -> float:
     >>> primal_residual(federation, outcome)  # mean of 5 and 1
     3.0
     """
+    return mean_distance(distances(federation, outcome))
+
+
+def distances(federation: Federation, outcome: Outcome) -> dict[ClientId, float]:
+    """Distances to the new x_bar of the local models that are known in this process."""
     x_bar = federation.server.x_bar
-    distances = [float((x_i - x_bar).norm()) for x_i in outcome.local_models.values()]
-    return sum(distances) / len(distances) if distances else float("nan")
+    return {cid: float((x_i - x_bar).norm()) for cid, x_i in outcome.local_models.items()}
+
+
+def mean_distance(found: Mapping[ClientId, float]) -> float:
+    """The mean of distances by client; NaN if there are none."""
+    return sum(found.values()) / len(found) if found else float("nan")
 
 
 def dual_residual(algorithm: Algorithm[Any, Any, Any], old: Tensor, new: Tensor) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fed.lightning import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning_fed.lightning import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger, rank_zero_only
 from lightning_fed.tracking.folders import append, file_of, folder_of
 
 Row = Sequence[Any]
@@ -34,6 +34,7 @@ class Logged:
         return ["step", *self.columns], [[self.step, *row] for row in self.rows]
 
 
+@rank_zero_only
 def log_table(
     loggers: Sequence[Logger],
     name: str,

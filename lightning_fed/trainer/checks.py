@@ -11,6 +11,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.lightning import (
     BatchSizeFinder,
+    DDPStrategy,
     LearningRateFinder,
     ModelPruning,
     SingleDeviceStrategy,
@@ -26,6 +27,7 @@ from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance
 from lightning_fed.trainer.eligibility import why_not_plain
 from lightning_fed.trainer.hooks import is_server
+from lightning_fed.trainer.strategy import FederatedStrategy
 
 
 def check_setup(
@@ -65,10 +67,11 @@ def check_trainer(trainer: pl.Trainer) -> None:
     check_origin(trainer, "Trainer")
     if not isinstance(trainer, pl.Trainer):
         raise TypeError(f"FederatedServer works on {TRAINER}.Trainer, got {type(trainer).__qualname__}.")
-    if type(trainer.strategy) is not SingleDeviceStrategy:
+    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy, FederatedStrategy):
         raise ValueError(
-            f"FederatedServer runs clients on one device, got strategy {type(trainer.strategy).__name__}."
-            ' Use Trainer(devices=1, strategy="auto").'
+            "FederatedServer gives every process a whole model, got strategy"
+            f' {type(trainer.strategy).__name__}. Use Trainer(strategy="federated", devices=...), or'
+            ' Trainer(devices=1, strategy="auto").'
         )
     if sum(map(is_server, trainer.callbacks)) > 1:
         raise ValueError("The trainer has more than one FederatedServer; keep one.")

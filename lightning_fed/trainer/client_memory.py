@@ -18,7 +18,15 @@ from lightning_fed.core.memory import MemoryStore
 from lightning_fed.core.records import num_bytes
 from lightning_fed.lightning import pl, rank_zero_info
 from lightning_fed.sampling import Full, Sampler, Uniform
-from lightning_fed.store import DiskStore, Lease, LeaseError, check_space, memories_in
+from lightning_fed.store import (
+    DiskStore,
+    Lease,
+    LeaseError,
+    check_space,
+    memories_in,
+)
+from lightning_fed.store.shared import FollowingStore, LeadingStore
+from lightning_fed.trainer.ranks import Ranks, ranks_of
 
 StoreName = Literal["auto", "memory", "disk"]
 
@@ -68,7 +76,8 @@ class ClientMemory:
         """Refuse a second process that would write to the same run, and clear what dead ones left behind."""
         if trainer.fast_dev_run or self._lease is not None:
             return
-        if trainer.checkpoint_callbacks or self.asked == "disk":
+        ranks = ranks_of(trainer)
+        if ranks.is_first and (trainer.checkpoint_callbacks or self.asked == "disk"):
             folder = self._folder(trainer)
             self._lease = Lease(folder)
             for left in folder.iterdir():
@@ -76,9 +85,13 @@ class ClientMemory:
                     with suppress(LeaseError):
                         Lease(left).release()
                         shutil.rmtree(left)
+        ranks.barrier()
 
     def end_fit(self, trainer: pl.Trainer) -> None:
-        """Let another process write to the run."""
+        """Let another process write to the run; say what the processes of this one have told each other."""
+        ranks = ranks_of(trainer)
+        if ranks.sent:
+            rank_zero_info(f"The first of {ranks.size} processes has sent {_size(ranks.sent)} to the others.")
         if self._lease is not None:
             self._lease.release()
             _remove_if_unused(self._lease.path.parent)
@@ -93,11 +106,11 @@ class ClientMemory:
         saved: Mapping[Any, Any] | None = None,
     ) -> None:
         """Give the federation its store, with the memories of a checkpoint's ``snapshot``, or ``saved`` in it."""
-        where = self._folder(trainer)
-        if self._on_disk(trainer, need):
+        where, ranks = self._folder(trainer), ranks_of(trainer)
+        if ranks.broadcast(self._on_disk(trainer, need)):
             check_space(where, need.bytes)
             rank_zero_info(f"Clients' memories are kept on disk, in {where}: up to {need}.")
-            store = self._disk(where / secrets.token_hex(8), federation, snapshot)
+            store = self._disk(where / ranks.broadcast(secrets.token_hex(8)), federation, snapshot, ranks)
             if saved:
                 whole = MemoryStore(federation.fresh, federation.adapt, federation.build)
                 whole.load_state_dict(saved)
@@ -105,23 +118,32 @@ class ClientMemory:
             federation.store = store
             weakref.finalize(federation, _discard, store)
             return
-        rank_zero_info(f"Clients' memories are kept in RAM: up to {need}.")
+        each = f" in each of {ranks.size} processes, which tell each other all new states" if ranks.size > 1 else ""
+        rank_zero_info(f"Clients' memories are kept in RAM: up to {need}{each}.")
         federation.store = MemoryStore(federation.fresh, federation.adapt, federation.build)
         if saved:
             federation.store.load_state_dict(saved)
         if snapshot is not None:
             federation.store.put(memories_in(snapshot, federation.build))
 
-    def _disk(self, folder: Path, federation: Federation, snapshot: Path | None) -> DiskStore:
+    def _disk(self, folder: Path, federation: Federation, snapshot: Path | None, ranks: Ranks) -> DiskStore:
         fresh, how = _weak(federation.fresh), {"adapt": _weak(federation.adapt), "build": _weak(federation.build)}
-        if snapshot is None:
-            return DiskStore(folder, fresh, new=True, **how)
-        return DiskStore.restore(snapshot, folder, fresh, **how)
+        if not ranks.is_first:
+            ranks.barrier()  # the first process has made the folder then
+            return FollowingStore(folder, fresh, ranks.rank, ranks.broadcast, snapshot, **how)
+        kind = DiskStore if ranks.size == 1 else LeadingStore
+        store = (
+            kind(folder, fresh, new=True, **how) if snapshot is None else kind.restore(snapshot, folder, fresh, **how)
+        )
+        if isinstance(store, LeadingStore):
+            store.tell = ranks.broadcast
+            ranks.barrier()
+        return store
 
     def _on_disk(self, trainer: pl.Trainer, need: Need) -> bool:
         if self.asked != "auto" or trainer.fast_dev_run:
             return self.asked == "disk" and not trainer.fast_dev_run
-        return need.bytes > min(SMALL, _free_memory() // SHARE)
+        return need.bytes * ranks_of(trainer).size > min(SMALL, _free_memory() // SHARE)
 
     def _folder(self, trainer: pl.Trainer) -> Path:
         if self.folder is not None:

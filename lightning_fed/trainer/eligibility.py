@@ -195,6 +195,11 @@ def why_not_workers(trainer: pl.Trainer) -> str | None:
         return "this system cannot fork with shared memory"
     if trainer.strategy.root_device.type != "cpu":
         return "an accelerator cannot be shared by forked processes"
+    return why_not_merged(trainer)
+
+
+def why_not_merged(trainer: pl.Trainer) -> str | None:
+    """Why what happens in visits in other processes cannot be merged into this one; None if it can."""
     callbacks: list[pl.Callback] = trainer.callbacks
     for callback in callbacks:
         for name in GRADIENT_HOOKS:

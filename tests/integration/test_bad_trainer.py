@@ -18,7 +18,7 @@ from lightning_fed import FederatedServer
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx
 from lightning_fed.lightning import check_lightning_version
 from lightning_fed.lightning.package import OTHER, PACKAGE, PARTS, TRAINER
-from lightning_fed.trainer.checks import check_optimizers
+from lightning_fed.trainer.checks import check_optimizers, check_trainer
 
 STEPS: Counter[int] = Counter()
 
@@ -106,13 +106,9 @@ def test_other_strategies_are_refused() -> None:
     refuse(trainer, ValueError, "got strategy Elsewhere", 'devices=1, strategy="auto"')
 
 
-@pytest.mark.parametrize("name", ["ddp", "ddp_spawn"])
-def test_ddp_is_refused(name: str) -> None:
-    server = FederatedServer(FedADMM())
-    trainer = quiet_trainer(server, strategy=name, devices=2)
-    with pytest.raises(ValueError, match="got strategy DDPStrategy") as caught:
-        server.setup(trainer, Counted(), "fit")  # not through fit, which would start processes first
-    says(caught.value, 'devices=1, strategy="auto"')
+@pytest.mark.parametrize("name", ["ddp", "ddp_spawn", "federated"])
+def test_strategies_with_a_whole_model_in_every_process_are_accepted(name: str) -> None:
+    check_trainer(quiet_trainer(FedADMM(), strategy=name, devices=2))  # not through fit, which would start processes
 
 
 # -- callbacks ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from helpers.modules import quiet_trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.strategies import DDPStrategy
 from torchmetrics import MeanMetric
 
 import lightning_fed
@@ -52,6 +53,9 @@ PRIVATE = {
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
     "_prefix": lambda trainer: WandbLogger(),
     "_wandb_init": lambda trainer: WandbLogger(),
+    "_accelerator_connector": lambda trainer: trainer,
+    "_timeout": lambda trainer: DDPStrategy(),
+    "_setup_model": lambda trainer: DDPStrategy,
     "_update_count": lambda trainer: MeanMetric(),
     "_computed": lambda trainer: MeanMetric(),
     "_should_unsync": lambda trainer: MeanMetric(),

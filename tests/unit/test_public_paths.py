@@ -8,7 +8,8 @@ from importlib import import_module
 import pytest
 
 PATHS = {
-    "lightning_fed": "FederatedServer FederatedDataModule simulate Quadratic FiniteSum Exact GradientDescent",
+    "lightning_fed": "FederatedServer FederatedStrategy FederatedDataModule simulate"
+    " Quadratic FiniteSum Exact GradientDescent",
     "lightning_fed.algorithms": "FedADMM FedDR FedDRII ParallelDRS FedPD FedAvg FedProx FedDyn FedSplit Scaffold",
     "lightning_fed.prox": "Prox Zero L1 Box GroupLasso Sum",
     "lightning_fed.sampling": "Sampler Uniform Full",

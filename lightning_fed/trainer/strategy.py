@@ -1,0 +1,131 @@
+"""Lightning's launchers and ranks for rounds: every process has the whole module, and nothing is wrapped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fed.lightning import DDPStrategy, PlainStrategy, StrategyRegistry, pl, reset_seed, share_no_loaders
+from lightning_fed.trainer.hooks import is_server
+from lightning_fed.trainer.ranks import MEETING, RankError, Ranks
+
+#: Longest time that a process waits for the others at the end of its share of a round.
+TIMEOUT = timedelta(minutes=5)
+
+_MEETINGS = count()
+
+
+class FederatedStrategy(PlainStrategy):
+    """Runs a federation in several processes, on one machine or more: ``Trainer(strategy="federated", devices=4)``.
+
+    Has the launchers of Lightning's ``DDPStrategy``, but wraps no module and reduces no gradient: each process visits
+    its share of the cohort, and the server's model is bitwise that of one process (docs/scaling.md). Lightning's
+    ``"ddp"`` means the same, with this timeout.
+
+    Args:
+        timeout: longest time that a process waits for the others at the end of its share of a round.
+        start_method: ``popen`` starts the script again for every process; ``fork`` is for notebooks.
+
+    >>> import pytorch_lightning as pl
+    >>> strategy = FederatedStrategy(timeout=timedelta(minutes=20))
+    >>> pl.Trainer(strategy=strategy, accelerator="cpu", devices=2, barebones=True).world_size
+    2
+    """
+
+    ranks: Ranks | None = None
+
+    def __init__(self, timeout: timedelta = TIMEOUT, **kwargs: Any) -> None:
+        super().__init__(timeout=timeout, **kwargs)
+
+    def setup_distributed(self) -> None:
+        """Meet the other processes, in a group of their own."""
+        reset_seed()
+        self.set_world_ranks()
+        if self.ranks is None:
+            self.ranks = _met(self, self.patience)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up the module as on one device; refuse a fit without rounds, whose processes would never agree."""
+        if trainer.state.fn == "fit" and not any(map(is_server, trainer.callbacks)):
+            raise ValueError(
+                'strategy="federated" shares the clients of a FederatedServer, and there is none among the callbacks.'
+                ' Add one, or use strategy="ddp" to share the batches of a plain fit.'
+            )
+        super().setup(trainer)
+
+    def model_to_device(self) -> None:
+        """Move the model, and start from the first process's weights, as DDP does."""
+        super().model_to_device()
+        assert self.ranks is not None
+        assert self.model is not None
+        with torch.no_grad():
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                tensor.copy_(self.ranks.spread(tensor.detach().cpu().contiguous(), 0))
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for the other processes."""
+        if self.ranks is not None:
+            self.ranks.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What one process has."""
+        return obj if self.ranks is None else self.ranks.broadcast(obj, src)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Nothing to reduce: what clients log is merged over processes, and all other values are the same in each."""
+        return tensor
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all processes, or any, have decided for it."""
+        found = [decision] if self.ranks is None else self.ranks.gather(bool(decision))
+        return min(found) if all else max(found)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Nothing to gather: all processes have the same values."""
+        return tensor
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End the other processes of this machine if one of them is lost: a stopped one would stay for ever."""
+        if isinstance(exception, RankError) and self.launcher is not None:
+            self.launcher.kill(signal.SIGKILL)
+
+
+def adopt(trainer: pl.Trainer) -> None:
+    """Make Lightning's own DDP strategy, whose processes run already, a federated one; leave loaders as they are."""
+    strategy = trainer.strategy
+    if type(strategy) is DDPStrategy:
+        ranks = _met(strategy, TIMEOUT)
+        torch.distributed.destroy_process_group()  # or metrics and users' code would gather over it inside a visit
+        strategy.__class__ = FederatedStrategy
+        strategy.ranks = ranks
+    if isinstance(strategy, FederatedStrategy):
+        share_no_loaders(trainer)
+
+
+def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:
+    """Meet the other processes where Lightning's environment, torchrun's or SLURM's says."""
+    environment, rank, size = strategy.cluster_environment, strategy.global_rank, strategy.world_size
+    assert environment is not None
+    os.environ["MASTER_ADDR"] = environment.main_address
+    os.environ["MASTER_PORT"] = str(environment.main_port)
+    store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=max(timeout, MEETING))))
+    attempt = os.environ.get(
+        "TORCHELASTIC_RESTART_COUNT", "0"
+    )  # torchrun's store outlives the processes that it starts
+    room = f"lightning_fed/{attempt}/{next(_MEETINGS)}"  # a script may have several Trainers, one after another
+    return Ranks.meet(torch.distributed.PrefixStore(room, store), rank, size, timeout)
+
+
+def register() -> None:
+    """Make ``Trainer(strategy="federated")`` known, with its launchers for scripts, notebooks and spawned processes."""
+    methods = {"": "popen", "_spawn": "spawn", "_fork": "fork", "_notebook": "fork"}
+    for ending, method in methods.items():
+        name = f"federated{ending}"
+        if name not in StrategyRegistry:
+            StrategyRegistry.register(name, FederatedStrategy, f"Federation ({method})", start_method=method)
