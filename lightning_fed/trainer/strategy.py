@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -100,12 +101,23 @@ def adopt(trainer: pl.Trainer) -> None:
     """Make Lightning's own DDP strategy, whose processes run already, a federated one; leave loaders as they are."""
     strategy = trainer.strategy
     if type(strategy) is DDPStrategy:
-        ranks = _met(strategy, TIMEOUT)
+        ranks = _met_elsewhere(strategy)
         torch.distributed.destroy_process_group()  # or metrics and users' code would gather over it inside a visit
         strategy.__class__ = FederatedStrategy
         strategy.ranks = ranks
     if isinstance(strategy, FederatedStrategy):
         share_no_loaders(trainer)
+
+
+def _met_elsewhere(strategy: DDPStrategy) -> Ranks:
+    """Meet on a port of our own: the store of DDP's group must end with it, or its next group finds old addresses."""
+    environment, rank, size = strategy.cluster_environment, strategy.global_rank, strategy.world_size
+    assert environment is not None
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = strategy.broadcast(int(free.getsockname()[1]))
+    store = torch.distributed.TCPStore(environment.main_address, port, size, rank == 0, MEETING)
+    return Ranks.meet(store, rank, size, TIMEOUT)
 
 
 def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:

@@ -86,7 +86,7 @@ WRONG = {
     f"fit {SMALL} --model=modules.Strict": "lr and the moon do not fit",
     f"fit {SMALL} --data.init_args.batch_size=0": "batch_size must be a whole number >= 1, got 0",
     f"fit {SMALL} --trainer.devices=0": "devices",
-    f"fit {SMALL} --trainer.strategy=fsdp": "You selected strategy to be `fsdp`",
+    f"fit {SMALL} --trainer.strategy=fsdp": "The strategy `fsdp` requires a GPU accelerator",
     f"fit {SMALL} --trainer.max_epochs=-3": "`max_epochs` must be a non-negative integer or -1",
     # sizes that do not fit
     f"fit {SMALL} --model.init_args.sizes=[60,5]": "The model does not fit the data: Target",
