@@ -671,14 +671,14 @@ class FederatedServer(FederatedCallback):
         self._memory.open(trainer, federation, need, self._records, (saved or {}).get("store"))
         if saved is not None:
             self._turnover.apply(federation, examples)
-        self._player = RoundPlayer(trainer, self.federation, self._round_settings(), self._choice())
+        self._player = RoundPlayer(trainer, self.federation, self._round_settings(), self._engines())
         self._tell_plan(trainer)
         return self.federation
 
     def _found(self, examples: Mapping[ClientId, int], module: pl.LightningModule, lr_sum: float) -> Federation:
         return Federation(self.algorithm, examples, module, lr_sum, self.personal)
 
-    def _choice(self) -> Choice:
+    def _engines(self) -> Choice:
         return Choice(self.engine, self.compile, self.workers)
 
     def _planned_lr_sum(self, trainer: pl.Trainer, examples: Mapping[ClientId, int]) -> float:

@@ -267,7 +267,7 @@ class DeployedServer(FederatedServer):
     def _found(self, examples: Mapping[ClientId, int], module: pl.LightningModule, lr_sum: float) -> Federation:
         return RemoteFederation(self.algorithm, examples, module, lr_sum, self.personal)
 
-    def _choice(self) -> Choice:
+    def _engines(self) -> Choice:
         return _Remote(self)
 
 
