@@ -28,6 +28,11 @@ def ender() -> Callable[[], None]:
     return end_with_parent
 
 
+def end_with(parent: int) -> None:
+    """End this process within a second of the death of its parent, which another program has started it from."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
 @cache
 def _prctl() -> Any:
     # Looked up before the fork: another thread may hold the lock of the dynamic linker, which a child could never take.
