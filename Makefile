@@ -39,7 +39,7 @@ OTHER := equivalence/test_fit integration/test_bad_trainer integration/test_chec
 other-package: $(VENV)/.dev
 	LIGHTNING_FED_PACKAGE=lightning $(BIN)/pytest -q -n 2 --dist worksteal $(OTHER:%=tests/%.py)
 
-# federations on loopback with Flower: equality with the simulation, kills, outsiders; needs nginx, takes about ten minutes
+# federations on loopback with Flower: equality with the simulation, kills, outsiders; needs nginx, takes 10 to 20 minutes
 test-deploy: $(VENV)/.flower
 	LIGHTNING_FED_DEPLOY=1 $(BIN)/pytest tests/unit/deploy tests/equivalence/test_remote.py tests/deploy $(ARGS)
 
