@@ -176,7 +176,10 @@ class FederatedServer(FederatedCallback):
                 f"FederatedServer.algorithm must be an Algorithm such as FedADMM(), got {self.algorithm!r}."
             )
         if self.clients_per_round is not None and sampler is not None:
-            raise ValueError("Give FederatedServer either clients_per_round or sampler, not both.")
+            raise ValueError(
+                "Give FederatedServer either clients_per_round or sampler, not both; clients_per_round=None (null in a"
+                " config) leaves cohorts to the sampler."
+            )
         if sampler is not None and not isinstance(sampler, Sampler):
             raise TypeError(f"FederatedServer.sampler must be a Sampler such as Uniform(10), got {sampler!r}.")
         if self.local_steps is not None and self.local_epochs is not None:
@@ -278,6 +281,11 @@ class FederatedServer(FederatedCallback):
     def seed(self) -> int:
         """Seed of the run: as given, else that of ``seed_everything``, else 0."""
         return int(os.environ.get("PL_GLOBAL_SEED", 0)) if self._given_seed is None else self._given_seed
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether somebody has set a seed; otherwise the initial weights differ from run to run."""
+        return self._given_seed is not None or "PL_GLOBAL_SEED" in os.environ
 
     # -- Lightning: set up, checkpoints -------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ SET_ELSEWHERE = {
 }
 
 
-class MissingDataError(RuntimeError):
+class MissingDataError(FileNotFoundError):
     """The files of a data set are not where they should be."""
 
 
@@ -127,6 +127,8 @@ class Source:
         if not self.can_download:
             return f"{cause} Give the folder of the images as root=."
         elsewhere = f"copy the folder from a machine that has one, where {self.name}(root, download=True) made it"
+        if download:
+            return f"{cause} Try again with a network, or {elsewhere}."
         return f"{cause} With a network, download=True fetches the data; without one, {elsewhere}."
 
 

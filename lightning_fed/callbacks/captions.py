@@ -23,7 +23,8 @@ def caption(server: Any, clients: int, rounds: int) -> str:
     if server.local_tolerance is not None:
         work = f"at most {work}, {server.local_tolerance}"
     cohort = _cohort(server.sampler, clients)
-    return f"{short(algorithm)}, {cohort}, {work}, {counted(rounds, 'round')}, seed {server.seed}"
+    seed = f"seed {server.seed}" if server.is_seeded else "initial weights without a seed"
+    return f"{short(algorithm)}, {cohort}, {work}, {counted(rounds, 'round')}, {seed}"
 
 
 def short(algorithm: Algorithm[Any, Any, Any]) -> str:

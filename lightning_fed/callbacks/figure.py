@@ -57,7 +57,8 @@ class FinalFigure(pl.Callback):
         self._finish(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._finish(trainer)
+        if trainer.state.fn == "fit":
+            self._finish(trainer)
 
     def _finish(self, trainer: pl.Trainer) -> None:
         if not trainer.is_global_zero or not self.history or not (self.path or trainer.loggers):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import yaml
 from jsonargparse import set_parsing_settings
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_fed._version import __version__
 from lightning_fed.cli.bases import BaseParser
 from lightning_fed.cli.holding_out import hold_out_where_needed
 from lightning_fed.cli.interruption import resumable, resume_from, terminable
@@ -109,10 +111,25 @@ COMMANDS = {
 def main(args: ArgsType = None, **kwargs: Any) -> FederatedCLI | None:
     """Run the command line; ``args`` replace ``sys.argv`` in tests and notebooks."""
     words = sys.argv[1:] if args is None else args
+    if isinstance(words, list) and words:
+        _check_command(str(words[0]))
     if isinstance(words, list) and words and words[0] in COMMANDS:
         import_module(f"lightning_fed.cli.commands.{words[0]}").main(words[1:])
         return None
     return build(args, **kwargs)
+
+
+def _check_command(word: str) -> None:
+    """Refuse a word that is no command, and name the nearest; Lightning's parser knows its own commands alone."""
+    known = ["fit", "validate", "test", "predict", *COMMANDS]
+    if word == "--version":
+        print(f"lightning-fed {__version__}")
+        raise SystemExit(0)
+    if not word.startswith("-") and word not in known:
+        near = get_close_matches(word, known, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        print(f"lightning-fed: error: There is no command {word}. {hint}There are {', '.join(known)}.", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def build(args: ArgsType = None, cli: type[FederatedCLI] = FederatedCLI, **kwargs: Any) -> FederatedCLI:

@@ -137,7 +137,8 @@ def one_line(message: str, longest: int = 800) -> str:
 
 def _unknown(name: str) -> str:
     """Name the nearest class that is known, and the others of its kind; if none is near, the algorithms."""
-    like = get_close_matches(name, _classes(*KNOWN), n=1)
+    lower = {known.lower(): known for known in reversed(_classes(*KNOWN))}
+    like = [lower[near] for near in get_close_matches(name.lower(), lower, n=1)]
     kind = next((module for module in KNOWN if like and like[0] in _classes(module)), algorithms)
     nearest = f"Did you mean {like[0]}?" if like else "Give package.Class, or a short name:"
     return f"There is no class {name}. {nearest} {kind.__name__} has {', '.join(_classes(kind))}."

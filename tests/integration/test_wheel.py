@@ -103,3 +103,10 @@ def test_the_metadata_are_complete(python: Path) -> None:
     assert set(run(python, "-c", code).split()) == {
         *("comet", "dev", "docs", "flower", "huggingface", "lightning", "mlflow", "optuna", "pandas", "rich")
     }
+
+
+@pytest.mark.skipif(os.name == "nt", reason="environments are laid out otherwise on Windows")
+def test_a_clone_in_the_current_folder_that_hides_the_installed_package_says_so(python: Path) -> None:
+    done = subprocess.run([str(python), "-c", "import lightning_fed"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Install the clone with `pip install -e .`, or run from another folder." in done.stderr

@@ -107,7 +107,9 @@ def write(path: Path, settings: Settings, given: Sequence[str], resolved: Mappin
     """Write a config that runs the recommendation: on top of the one config file ``given``, or with all settings."""
     file = _only_config(given)
     base = dict(resolved) if file is None else {"base": os.path.relpath(file, path.parent)}
-    path.write_text("# Written by lightning-fed advise.\n" + yaml.safe_dump(settings.config(base), sort_keys=False))
+    config = settings.config(base)
+    _put(config, "trainer.default_root_dir", f"runs/{path.stem}")  # or it would overwrite the config's own checkpoints
+    path.write_text("# Written by lightning-fed advise.\n" + yaml.safe_dump(config, sort_keys=False))
 
 
 def _only_config(given: Sequence[str]) -> Path | None:

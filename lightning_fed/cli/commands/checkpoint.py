@@ -34,9 +34,9 @@ Inspect, verify or export checkpoints of federated fits. Reads checkpoint files 
 nothing in them is executed. Exit code: 1 if `verify` finds damage, 2 if a command cannot be carried out."""
 EPILOG = """\
 examples:
-  lightning-fed checkpoint inspect runs/last.ckpt
+  lightning-fed checkpoint inspect runs/checkpoints/last.ckpt
   lightning-fed checkpoint verify runs/checkpoints
-  lightning-fed checkpoint export runs/last.ckpt --state-dict model.pt --lightning model.ckpt"""
+  lightning-fed checkpoint export runs/checkpoints/last.ckpt --state-dict model.pt --lightning model.ckpt"""
 
 
 class Parser(argparse.ArgumentParser):

@@ -60,7 +60,7 @@ class Strict(MLP):
 WRONG = {
     # the command and its configs
     "": 'expected "subcommand" to be one of',
-    "fitt": "invalid choice: 'fitt'",
+    "fitt": "There is no command fitt. Did you mean fit?",
     "fit": "the following arguments are required",
     "fit --config gone.yaml": "gone.yaml",
     "fit --config folder": "Path is not a file",
@@ -76,6 +76,8 @@ WRONG = {
     f"fit {SMALL} --federated.clients_per_round=two": 'Parser key "federated.clients_per_round": Expected a int',
     f"fit {SMALL} --federated.algorithm=FedADM": "There is no class FedADM. Did you mean FedADMM?",
     f"fit {SMALL} --federated.algorithm=FedAvgg": "Did you mean FedAvg? lightning_fed.algorithms has Compressed, ",
+    f"fit {SMALL} --federated.algorithm=fedadmm": "There is no class fedadmm. Did you mean FedADMM?",
+    "fti": "There is no command fti. Did you mean fit? There are fit, validate, ",
     f"fit {SMALL} --federated.algorithm=Nonsense": "lightning_fed.algorithms has Compressed, FedADMM, ",
     f"fit {SMALL} --federated.algorithm.eta=-1": "FedADMM.eta must be positive, got -1.0",
     f"fit {SMALL} --federated.algorithm.eta=abc": "Given value: abc",
