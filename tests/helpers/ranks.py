@@ -13,6 +13,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
@@ -99,7 +100,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def fit(name: str, folder: Path, ckpt_path: Any = None, rounds: int = ROUNDS, **options: Any) -> dict[str, Any]:
     """Run a case; everything that the federation ended with, as plain tensors."""
     settings, model = CASES[name]
-    vectorized.STACK = 2  # several stacks in a small cohort
     torch.manual_seed(3)
     module = Net(**model)
     server = FederatedServer(**{"local_epochs": 1, "seed": 1, "figure": False, **settings})
@@ -108,7 +108,8 @@ def fit(name: str, folder: Path, ckpt_path: Any = None, rounds: int = ROUNDS, **
         callbacks.append(ModelCheckpoint(folder / name, save_last=True))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     trainer = pl.Trainer(max_epochs=rounds, callbacks=callbacks, accelerator="cpu", **{**quiet, **options})
-    trainer.fit(module, datamodule=data(name == "skip"), ckpt_path=ckpt_path)
+    with patch.object(vectorized, "STACK", 2):  # several stacks in a small cohort
+        trainer.fit(module, datamodule=data(name == "skip"), ckpt_path=ckpt_path)
     federation = server.federation
     assert federation is not None
     memories = {cid: federation.store[cid] for cid in federation.store}

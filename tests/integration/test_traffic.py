@@ -134,7 +134,7 @@ def curves(figure: Figure, xlabel: str) -> dict[str, list[tuple[float, float]]]:
 def test_the_figure_shows_accuracy_and_loss_by_megabytes_too_where_rounds_send_unlike_amounts() -> None:
     history = [
         {"round": k, "federated/bytes_down": 1e6 * k**2, "federated/bytes_up": 5e5 * k**2, **evaluated}
-        for k, evaluated in enumerate([{}, {"federated/test_accuracy": 0.5, "federated/objective": 2.0}, {}])
+        for k, evaluated in enumerate([{}, {"federated/test_accuracy": 0.5, "federated/objective": 2.0}, {}, {}])
     ]
     figure = draw(history)
     assert curves(figure, "round") == {"objective": [(2, 2.0)], "test accuracy": [(2, 0.5)]}
