@@ -115,6 +115,8 @@ class Supervisor:
 
 
 def _popen(command: Sequence[str], environment: Mapping[str, str], log: IO[Any]) -> subprocess.Popen[bytes]:
+    # nginx ends its worker, which would keep the port, only if it is asked to end
+    ending = signal.SIGTERM if Path(command[0]).name == "nginx" else signal.SIGKILL
     # a group of its own, so that Ctrl-C in a terminal reaches the supervisor alone, and a group can be ended as a whole
     return subprocess.Popen(
         command,
@@ -123,7 +125,7 @@ def _popen(command: Sequence[str], environment: Mapping[str, str], log: IO[Any])
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=ender(),
+        preexec_fn=ender(ending),
     )
 
 

@@ -15,12 +15,15 @@ _PR_SET_PDEATHSIG = 1  # of Linux, in <sys/prctl.h>
 _SECONDS = 0.5  # between two looks at the parent, where the kernel does not tell of its death
 
 
-def ender() -> Callable[[], None]:
-    """Call before a fork; the child calls the result, and from then on ends within a second of its parent's death."""
+def ender(signum: int = signal.SIGKILL) -> Callable[[], None]:
+    """Call before a fork; the child calls the result, and from then on ends within a second of its parent's death.
+
+    ``signum`` is the signal that ends it: one that a process which has children of its own can hand on.
+    """
     parent, prctl = os.getpid(), _prctl()
 
     def end_with_parent() -> None:
-        if prctl is None or prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        if prctl is None or prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
             threading.Thread(target=_watch, args=(parent,), daemon=True).start()
         if os.getppid() != parent:  # it died before this process asked to be told
             os._exit(1)
