@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_fed.callbacks.defaults import add_figure, equip
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters
-from lightning_fed.core.failures import Failure, FailurePolicy, OnError, Retry, as_policy, check_policy
+from lightning_fed.core.failures import FailurePolicy, OnError, Retry, as_policy, check_policy
 from lightning_fed.core.federation import Federation, warn_if_changed
 from lightning_fed.core.layout import buffers_of, parameters_of
 from lightning_fed.core.local_work import LocalWork
@@ -24,13 +23,12 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.personal import Personal
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.records import num_bytes
-from lightning_fed.core.round import Outcome
 from lightning_fed.core.server_part import RECORDS, RUNS
 from lightning_fed.core.table import Table
 from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.engines.failed_clients import TooFewClientsError
 from lightning_fed.engines.player import Buffers, RoundPlayer, RoundSettings
+from lightning_fed.engines.reported import reported_round
 from lightning_fed.engines.selection import Choice
 from lightning_fed.engines.turnover import Turnover
 from lightning_fed.evaluation.client_rows import Measured, client_rows
@@ -44,13 +42,12 @@ from lightning_fed.local.server_snapshot import Workspace
 from lightning_fed.local.step_sizes import StepSizePlan
 from lightning_fed.sampling import Full, Sampler, Uniform
 from lightning_fed.store import DiskStore
-from lightning_fed.theory.residuals import distances, dual_residual, mean_distance
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.tracking.best import keep_best
 from lightning_fed.tracking.runs import runs_of, tell_of_new_runs
 from lightning_fed.tracking.uploads import upload_server_only
 from lightning_fed.trainer.checkpoint_io import FederatedCheckpointIO, link_last
-from lightning_fed.trainer.checks import check_optimizers, check_packages, check_setup, check_tolerance
+from lightning_fed.trainer.checks import check_optimizers, check_packages, check_resumed, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.history import History
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
@@ -403,21 +400,8 @@ class FederatedServer(FederatedCallback):
 
     def resume(self, trainer: pl.Trainer, loop_state: dict[str, Any] | None) -> None:
         """Load the restored state; refuse checkpoints without one, and the state of another federation."""
-        if loop_state is None:
-            raise ValueError(
-                "The checkpoint was not made by a federated fit: it has no server and client states to resume from."
-                " Load its weights into the module (load_from_checkpoint) and start a federation without ckpt_path."
-            )
-        if self._restored is None:
-            raise ValueError(
-                "The checkpoint holds weights only, without server and client states, so the fit cannot go on from it."
-                " Save with ModelCheckpoint(save_weights_only=False)."
-            )
-        if self._restored["seed"] != self.seed:
-            raise ValueError(
-                f"The checkpoint was made with seed {self._restored['seed']}, this run has seed {self.seed}: it would"
-                f" not be the same run. Use FederatedServer(seed={self._restored['seed']})."
-            )
+        check_resumed(loop_state, self._restored, self.seed)
+        assert self._restored is not None
         warn_if_changed(self._restored["settings"], self._settings())
         if (saved := self._restored["federation"]) is not None:
             federation = self._begin(trainer, saved)
@@ -582,70 +566,17 @@ class FederatedServer(FederatedCallback):
 
     def run_round(self, trainer: pl.Trainer, cohort: list[ClientId]) -> RoundReport:
         """Play and commit a round; also after an error, the module holds the server's last committed model."""
-        federation = self.federation
-        assert federation is not None
+        assert self.federation is not None
         assert self._player is not None
-        before = {} if federation.started else self._start(federation)
-        began, old = time.monotonic(), federation.server.x_bar
-        outcome, cohort, failures, attempts = self._attempts(trainer, federation, cohort)
-        failures = {**before, **failures}
-        metrics = {
-            "clients": float(len(outcome.states)),  # clients whose replies arrived
-            "dual_residual": dual_residual(federation.algorithm, old, federation.server.x_bar),
-            "bytes_down": float(federation.bytes_down),
-            "bytes_up": float(federation.bytes_up),
-            "local_steps": float(federation.cost.steps),
-            "full_gradients": float(federation.cost.gradients),
-            "seconds": time.monotonic() - began - self._player.rehearsal,  # without evaluation
-        }
-        last = federation.rounds_done in (trainer.max_epochs, trainer.max_steps)
-        if self.evaluate_every and (last or federation.rounds_done % self.evaluate_every == 0):
-            known_here = partial(distances, federation, outcome)
-            metrics["primal_residual"] = mean_distance(ranks_of(trainer).merged(known_here, cohort))
-        if self.on_client_error.skips:
-            metrics["failed_clients"] = float(len(failures))
-        known = [loss for loss in outcome.losses.values() if loss == loss]
-        if known:
-            metrics |= {
-                "local_loss": sum(known) / len(known),
-                "local_loss_min": min(known),
-                "local_loss_max": max(known),
-            }
-        self.report = RoundReport(federation.rounds_done - 1, cohort, outcome.losses, metrics, failures, attempts)
+        draw, is_measured = partial(self._cohort, trainer, self.federation), partial(self._is_evaluated, trainer)
+        self.report = reported_round(self._player, cohort, draw, is_measured)
         self._history.add(self.report.round, self.report.logged)
         return self.report
 
-    def _start(self, federation: Federation) -> dict[ClientId, Failure]:
-        """Ask everybody once before round 0; clients that fail begin with the state of round 0, and count in it."""
-        assert self._player is not None
-        outcome = self._play(federation.client_ids)
-        self._player.failed.count(outcome, outcome.failures)
-        return outcome.failures
-
-    def _attempts(
-        self, trainer: pl.Trainer, federation: Federation, cohort: list[ClientId]
-    ) -> tuple[Outcome, list[ClientId], dict[ClientId, Failure], int]:
-        """Play a round, with other cohorts where clients fail; the last cohort, all failures, number of attempts."""
-        assert self._player is not None
-        failures: dict[ClientId, Failure] = {}
-        for attempt in range(1, self.on_client_error.attempts + 1):
-            notify(trainer, "on_round_start", federation.rounds_done, cohort)
-            try:
-                outcome = self._play(cohort)
-            except TooFewClientsError as error:
-                failures |= error.failures
-                if attempt == self.on_client_error.attempts:
-                    raise TooFewClientsError(
-                        f"{error} The round was tried with {attempt} cohorts and is not committed. Mend these clients,"
-                        " lower FailurePolicy.min_clients, or draw larger cohorts.",
-                        failures,
-                    ) from None
-                cohort = self._cohort(trainer, federation, attempt)
-            else:
-                failures |= outcome.failures
-                self._player.failed.count(outcome, failures)
-                break
-        return outcome, cohort, failures, attempt
+    def _is_evaluated(self, trainer: pl.Trainer) -> bool:
+        """Whether the clients are evaluated after the round that was committed last."""
+        last = self.rounds_done in (trainer.max_epochs, trainer.max_steps)
+        return self.evaluate_every > 0 and (last or self.rounds_done % self.evaluate_every == 0)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         assert self.report is not None
@@ -710,10 +641,6 @@ class FederatedServer(FederatedCallback):
     def _round_settings(self) -> RoundSettings:
         policy = self.on_client_error
         return RoundSettings(self.local_work, self.sampler, self.buffers, self.restart_schedulers, policy)
-
-    def _play(self, cohort: list[ClientId]) -> Outcome:
-        assert self._player is not None
-        return self._player.play(cohort)
 
     def _show_server(self) -> None:
         assert self._player is not None

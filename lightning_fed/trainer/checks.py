@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_fed.core.algorithm import Algorithm
@@ -208,3 +209,28 @@ def check_optimizers(trainer: pl.Trainer, algorithm: Algorithm[Any, Any, Any]) -
                 f" Use a learning rate below {2 / penalty:g}.",
                 stacklevel=2,
             )
+
+
+def check_resumed(loop_state: Any, restored: Mapping[str, Any] | None, seed: int) -> None:
+    """Refuse to go on from a checkpoint that is not of this run.
+
+    Args:
+        loop_state: of the federated loop, in the checkpoint.
+        restored: state of the server, in the checkpoint.
+        seed: of this run.
+    """
+    if loop_state is None:
+        raise ValueError(
+            "The checkpoint was not made by a federated fit: it has no server and client states to resume from."
+            " Load its weights into the module (load_from_checkpoint) and start a federation without ckpt_path."
+        )
+    if restored is None:
+        raise ValueError(
+            "The checkpoint holds weights only, without server and client states, so the fit cannot go on from it."
+            " Save with ModelCheckpoint(save_weights_only=False)."
+        )
+    if restored["seed"] != seed:
+        raise ValueError(
+            f"The checkpoint was made with seed {restored['seed']}, this run has seed {seed}: it would"
+            f" not be the same run. Use FederatedServer(seed={restored['seed']})."
+        )
