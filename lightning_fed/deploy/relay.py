@@ -43,7 +43,7 @@ def content_of(frame: bytes) -> RecordDict:
 
 def frame_of(message: Message) -> bytes:
     """The frame in a message; nothing in it is interpreted."""
-    array = message.content["frame"]["frame"]
+    array = message.content.array_records["frame"]["frame"]
     if array.stype != KIND:
         raise ValueError(f"The message holds {array.stype!r}, not a frame.")
     return bytes(array.data)
