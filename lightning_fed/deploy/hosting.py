@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.deploy import proxy
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.deploy.places import SERVER, NodePlace, ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor, is_running
 
@@ -47,6 +47,7 @@ class ServerHost:
 
     def __init__(self, place: ServerPlace, supervisor: Supervisor) -> None:
         self.place, self.supervisor = place, supervisor
+        self._journal = Lines(place.folder / "journal" / LINES)
         self._run: str | None = None
         self._asked = 0.0  # when the last run was asked for
         self._known = len(self.entries)  # entries of the journal before that
@@ -55,7 +56,7 @@ class ServerHost:
     @property
     def entries(self) -> list[dict[str, Any]]:
         """The journal, as far as it is written."""
-        return read_entries(self.place.folder / "journal" / "journal.jsonl")
+        return self._journal.read()
 
     def up(self) -> None:
         """Start SuperLink and proxy, register nodes, and start the run."""

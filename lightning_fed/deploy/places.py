@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.deploy import pki, proxy
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.store import durable
 from lightning_fed.store.identity import name_of
 
@@ -136,7 +136,7 @@ class ServerPlace:
         journal = self.folder / "journal"
         if not journal.exists():
             return
-        rounds = [entry for entry in read_entries(journal / "journal.jsonl") if entry["event"] == "round"]
+        rounds = [entry for entry in Lines(journal / LINES).read() if entry["event"] == "round"]
         aside = next(path for i in count(1) if not (path := self.folder / f"journal-{i}").exists())
         durable.rename(journal, aside)
         if rounds:

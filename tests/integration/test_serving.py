@@ -11,7 +11,7 @@ from helpers.federation import Wire
 
 from lightning_fed.cli.deploying.build import build_node, server_of
 from lightning_fed.cli.deploying.serving import run_server
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.deploy.link import RefusedError
 from lightning_fed.deploy.node import Node, NodeServer
 from lightning_fed.deploy.places import ServerPlace
@@ -62,7 +62,7 @@ def node(args: list[str], folder: Path, clients: list[Any]) -> Node:
 
 
 def entries(server: ServerPlace) -> list[dict[str, Any]]:
-    return read_entries(server.folder / "journal" / "journal.jsonl")
+    return Lines(server.folder / "journal" / LINES).read()
 
 
 def test_a_server_whose_transport_goes_away_resumes_from_its_journal(server: ServerPlace, wire: Wire) -> None:

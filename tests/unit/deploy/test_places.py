@@ -14,6 +14,7 @@ import pytest
 from lightning_fed.cli.commands import deploy
 from lightning_fed.cli.main import main
 from lightning_fed.deploy import proxy
+from lightning_fed.deploy.journal import Journal
 from lightning_fed.deploy.places import NodePlace, ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor, is_running
 from lightning_fed.deploy.units import unit
@@ -53,12 +54,11 @@ def test_an_expelled_node_is_unregistered_and_its_clients_go(tmp_path: Path) -> 
 
 
 def test_a_new_run_puts_the_journal_aside_and_begins_with_its_model(tmp_path: Path) -> None:
-    server, journal = place(tmp_path), tmp_path / "journal"
-    journal.mkdir()
-    entry = {"event": "round", "round": 4, "checkpoint": "round-000004.ckpt"}
-    (journal / "journal.jsonl").write_text(json.dumps(entry) + "\n")
+    server = place(tmp_path)
+    with Journal(tmp_path / "journal") as journal:
+        journal.commit(4, {})
     server.begin_anew()
-    assert not journal.exists()
+    assert not (tmp_path / "journal").exists()
     assert ServerPlace.load(tmp_path).weights.endswith("journal-1/round-000004.ckpt")
 
 
