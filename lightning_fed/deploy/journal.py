@@ -162,4 +162,4 @@ def _entry(line: bytes) -> dict[str, Any] | None:
         claimed = entry.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError):
         return None
-    return entry if claimed == _digest(entry) else None
+    return entry if claimed == _digest(entry) and _line(entry) == line else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import hyper_parameters
-from lightning_fed.core.failures import NOT_FINITE, TOO_SLOW, Failure
+from lightning_fed.core.failures import NOT_FINITE, RAISED, TOO_SLOW, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId, Memory, with_tensors
@@ -18,7 +18,7 @@ from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Engine, Step
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.deploy.blanks import blank_message, parts_of, rebuilt
-from lightning_fed.deploy.frames import Spec, schema_of
+from lightning_fed.deploy.frames import FrameError, Spec, schema_of
 from lightning_fed.deploy.keys import NONE, Key, Version
 from lightning_fed.deploy.link import Link
 from lightning_fed.deploy.messages import ROLL, TRAIN, Asked, Envelope, Instruction, Parts, Visited
@@ -182,7 +182,10 @@ class RemoteEngine:
         where = self.alone.where(cid)
         if own.failure is not None:
             return self._failed(cid, own.failure, f"{where}: its node reports that the visit failed ({own.failure}).")
-        message = rebuilt(blank, own.message, own.plain)
+        try:
+            message = rebuilt(blank, own.message, own.plain)
+        except FrameError as error:
+            return self._failed(cid, RAISED, f"{where}: {error}")
         if not all(map(is_finite, leaves_of(message))):
             return self._failed(cid, NOT_FINITE, f"{where}: its message is not finite.")
         numbers = own.numbers
@@ -279,10 +282,11 @@ def call_roll(link: Link, settings: Mapping[str, Any], clients: Sequence[ClientI
 
     answers = link.ask(clients, (-1, 0), write, {}, {})
     found = {own.client: own for _, answer in answers.values() for own in answer.visited}
-    missing = [cid for cid in clients if cid not in found or found[cid].failure is not None]
-    if missing:
+    if missing := [cid for cid in clients if cid not in found]:
         raise ClientError(
             f"No node has answered the roll call for client {missing[0]!r} ({len(missing)} such clients) in"
             f" {link.patience.total:g} s. Start its node, or leave the client out of the server's list."
         )
+    if empty := [cid for cid in clients if not found[cid].numbers.get("examples")]:
+        raise ClientError(f"The node of client {empty[0]!r} reports no samples of it. Look at the node's log and data.")
     return {cid: int(found[cid].numbers["examples"]) for cid in clients}

@@ -115,13 +115,14 @@ def _add_patience(parser: argparse.ArgumentParser) -> None:
 
 def _local(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.cli.deploying.local import make_local, run_local
+    from lightning_fed.store import Lease
 
-    server, nodes = make_local(asked.out, others, asked.nodes, asked.share, asked.timeout, asked.patience)
-    clients = sum(len(node["clients"]) for node in server.nodes.values())
-    print(
-        f"Server at {server.listen}, {asked.nodes} nodes with {clients} clients; logs: {asked.out / 'logs'}", flush=True
-    )
-    _conclude(run_local(server, nodes, _tell))
+    with Lease(asked.out):
+        server, nodes = make_local(asked.out, others, asked.nodes, asked.share, asked.timeout, asked.patience)
+        clients = sum(len(node["clients"]) for node in server.nodes.values())
+        where = f"Server at {server.listen}, {asked.nodes} nodes with {clients} clients; logs: {asked.out / 'logs'}"
+        print(where, flush=True)
+        _conclude(run_local(server, nodes, _tell))
 
 
 def _tell(entry: dict[str, Any]) -> None:
@@ -197,11 +198,12 @@ def _server(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.deploy.hosting import ServerHost
     from lightning_fed.deploy.places import ServerPlace
     from lightning_fed.deploy.supervisor import Supervisor
+    from lightning_fed.store import Lease
 
     place = ServerPlace.load(asked.folder)
-    if asked.new:
-        place.begin_anew()
-    with Supervisor(asked.folder / "logs") as supervisor:
+    with Lease(asked.folder), Supervisor(asked.folder / "logs") as supervisor:
+        if asked.new:
+            place.begin_anew()
         host = ServerHost(place, supervisor)
         host.up()
         while True:
@@ -218,9 +220,11 @@ def _client(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.deploy.hosting import NodeHost
     from lightning_fed.deploy.places import NodePlace
     from lightning_fed.deploy.supervisor import Supervisor
+    from lightning_fed.store import Lease
 
-    with Supervisor(asked.folder / "logs") as supervisor:
-        NodeHost(NodePlace.load(asked.folder), supervisor)
+    place = NodePlace.load(asked.folder)
+    with Lease(asked.folder), Supervisor(asked.folder / "logs") as supervisor:
+        NodeHost(place, supervisor)
         print(f"The node runs; logs: {asked.folder / 'logs'}. Ctrl-C ends it.", flush=True)
         while True:
             for task in supervisor.poll():
