@@ -96,13 +96,13 @@ class RemoteFederation(Federation):
         self.stationarity = None
 
 
-def settings_of(server: FederatedServer, layout: Layout) -> dict[str, Any]:
-    """Settings that server and nodes must have in common, in plain values."""
+def settings_of(server: FederatedServer, layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that server and nodes must have in common, in plain values; ``config`` are further ones by name."""
     tolerance = None if server.local_tolerance is None else repr(server.local_tolerance)
     known = {"algorithm": _plain(hyper_parameters(server.algorithm)), "seed": server.seed, "buffers": server.buffers}
     known |= {"local_steps": server.local_steps, "local_epochs": server.local_epochs, "local_tolerance": tolerance}
     known |= {"personal": list(server.personal.patterns), "parameters": [list(layout.names), int(layout.numel)]}
-    return known
+    return {**known, **_plain(config)}
 
 
 def _plain(value: Any) -> Any:
@@ -130,7 +130,7 @@ class RemoteEngine:
         assert federation is not None
         self.federation = federation
         self.buffers = federation.personal.rest(federation.buffers)
-        self.settings = settings_of(server, federation.layout)
+        self.settings = settings_of(server, federation.layout, server.config)
         self._exchange = -1
 
     def ask(
@@ -143,7 +143,8 @@ class RemoteEngine:
             for position, (cid, state) in enumerate(zip(cohort, states, strict=True))
         }
         fields, plain = parts_of(down)
-        blank = blank_message(self.federation.algorithm, self.federation.x0, down)
+        plan = self.federation.lr_sum
+        blank = blank_message(self.federation.algorithm, self.federation.x0, down, plan if plan > 0 else 1.0)
 
         def write(node: int, clients: Sequence[ClientId], key: Key) -> Instruction:
             own = [asked[cid] for cid in clients]
@@ -198,6 +199,7 @@ class RemoteEngine:
             numbers.get("loss", float("nan")),
             steps,
             None if sent is None else int(sent),
+            bool(numbers.get("arrived", 1)),
             gradients=int(numbers.get("gradients", 0)),
         )
         schedule, taken = self.alone.workspace.schedule, int(numbers.get("optimizer_steps", 0))
@@ -232,13 +234,15 @@ class _Remote(Choice):
 class DeployedServer(FederatedServer):
     """The server of a real federation, in a Trainer without data: a FederatedServer that asks nodes.
 
-    ``link`` must be set before the fit. Takes the arguments of :class:`~lightning_fed.FederatedServer`; those about
-    engines mean nothing here, because every node trains its clients one by one.
+    ``link`` must be set before the fit; ``config`` has settings, besides its own, that nodes must share. Takes the
+    arguments of :class:`~lightning_fed.FederatedServer`; those about engines mean nothing here, because every node
+    trains its clients one by one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.link: Link
+        self.config: Mapping[str, Any] = {}
         self.shared: dict[str, list[tuple[float, float]]] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

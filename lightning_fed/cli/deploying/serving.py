@@ -39,7 +39,9 @@ def _fit(place: ServerPlace, journal: Journal, transport: Transport) -> Deployed
     clients = [client for node in place.nodes.values() for client in node["clients"]]
     order = {client: i for i, client in enumerate(place.order or clients)}
     clients.sort(key=lambda client: order.get(client, len(order)))
-    examples = call_roll(server.link, settings_of(server, Layout.of(cli.model, server.personal)), clients)
+    examples = call_roll(
+        server.link, settings_of(server, Layout.of(cli.model, server.personal), server.config), clients
+    )
     at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
     trainer.callbacks.insert(at, Journalling(journal, server))
     data = RemoteData(examples, given.batch_size, given.drop_last)
