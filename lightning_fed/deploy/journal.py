@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,10 @@ class Journal:
     def fail(self, reason: str) -> None:
         """Note why the run cannot go on by itself."""
         self._append({"event": "error", "reason": reason})
+
+    def wait(self, round: int, nodes: Sequence[str]) -> None:
+        """Note for which nodes the server waits; -1 is the roll call before round 0."""
+        self._append({"event": "wait", "round": round, "nodes": list(nodes)})
 
     def end(self) -> None:
         """Note that the run is complete."""

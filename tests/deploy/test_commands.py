@@ -110,4 +110,4 @@ def test_server_and_clients_on_their_own_follow_the_guide(
     assert "is there already" in twice.stderr
     subprocess.run(command("expel", server, "b"), check=True)
     text = (fed / "server" / "lightning-fed-server.service").read_text()
-    assert f"deploy server {server}" in text
+    assert f'deploy server "{server}"' in text

@@ -129,6 +129,9 @@ def _tell(entry: dict[str, Any]) -> None:
     """Print an event of the journal."""
     if entry["event"] == "start":
         print(f"Run {entry['run']}, start {entry['incarnation']} of the server.", flush=True)
+    elif entry["event"] == "wait":
+        when = "the roll call" if entry["round"] < 0 else f"round {entry['round']}"
+        print(f"{when}: waiting for {', '.join(entry['nodes'])}; look at the node's logs.", flush=True)
     elif entry["event"] == "round":
         metrics = entry["metrics"]
         loss = metrics.get("local_loss", math.nan)

@@ -110,6 +110,20 @@ def test_clients_that_do_not_answer_count_as_failed_after_the_patience(tmp_path:
                 deployed(wire, 1, link, **settings)
 
 
+def test_the_server_tells_once_in_an_exchange_for_which_nodes_it_waits(tmp_path: Path) -> None:
+    wire, told = Wire(nodes(tmp_path, **SETTINGS)), list[Any]()
+
+    def before(whose: int, frame: bytes) -> bytes | None:
+        header = answered(frame)
+        return None if whose == 1 and header["kind"] == "train" and header["key"][3] < 3 else frame
+
+    wire.before = before
+    link = link_of(wire)
+    link.tell = lambda round, missing: told.append((round, list(missing)))
+    deployed(wire, 2, link, **SETTINGS)
+    assert told == [(0, [1]), (1, [1])]
+
+
 def test_a_node_that_never_answers_the_roll_call_is_named_by_its_client(tmp_path: Path) -> None:
     wire = Wire(nodes(tmp_path, **SETTINGS))
     wire.before = lambda whose, frame: None

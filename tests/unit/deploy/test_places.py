@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 
 import pytest
 
@@ -159,10 +161,21 @@ def test_the_proxy_lets_only_paths_of_nodes_through() -> None:
 
 
 def test_a_unit_names_its_folder_and_may_write_nowhere_else(tmp_path: Path) -> None:
-    text = unit("client", tmp_path)
-    assert f"-m lightning_fed deploy client {tmp_path}" in text
-    assert f"ReadWritePaths={tmp_path}" in text
+    text = unit("client", tmp_path / "my fed 100%")
+    assert f'-m lightning_fed deploy client "{tmp_path}/my fed 100%%"' in text
+    assert f'ReadWritePaths="{tmp_path}/my fed 100%%"\n' in text
+    assert f'Environment="HOME={tmp_path}/my fed 100%%"' in text
     assert "ProtectSystem=strict" in text
+    assert "SuccessExitStatus=143" in text  # systemctl stop is no failure
+
+
+@pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("command", ["server", "client"])
+def test_systemd_accepts_the_units(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "lightning-fed.service"
+    path.write_text(unit(command, tmp_path / "my fed 100%", cwd=str(tmp_path)))
+    done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
+    assert str(path.name) not in done.stderr
 
 
 def test_a_process_that_ends_is_started_again_and_all_end_together(tmp_path: Path) -> None:
