@@ -183,7 +183,15 @@ class ServerPlace:
         tls += ["--ssl-keyfile", f"{where}/server.key", "--enable-supernode-auth"]
         isolated = ["--isolation", "process", "--superexec-auth-secret-file", f"{where}/superexec.secret"]
         here = ["--host", "127.0.0.1", "--port", str(self.port), "--database", f"{where}/superlink.db"]
-        return [_tool("flower-superlink"), *tls, *isolated, *here, "--disable-runtime-dependency-installation"]
+        return [
+            sys.executable,
+            "-m",
+            "lightning_fed.deploy.superlink",
+            *tls,
+            *isolated,
+            *here,
+            "--disable-runtime-dependency-installation",
+        ]
 
     def superexec(self) -> list[str]:
         """The command of the process that starts the ServerApp."""

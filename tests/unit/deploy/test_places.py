@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import pytest
 
@@ -150,6 +152,26 @@ def test_processes_have_no_telemetry_updates_or_installs_and_secrets_are_no_argu
     assert link[link.index("--host") + 1] == "127.0.0.1"
     assert link[link.index("--isolation") + 1] == "process"
     assert "--insecure" not in [*link, *server.superexec(), *node.supernode(), *node.superexec()]
+
+
+def test_the_superlink_waits_longer_for_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed: it needs Python 3.11")
+    from flwr.supercore import sql_mixin
+
+    from lightning_fed.deploy import superlink
+
+    found: list[Any] = []
+
+    def run() -> None:
+        connection = sqlite3.connect(tmp_path / "a.db")
+        sql_mixin._set_sqlite_pragmas(connection, None)
+        found.append(connection.execute("PRAGMA busy_timeout").fetchone()[0])
+        connection.close()
+
+    monkeypatch.setattr(superlink, "flower_superlink", run)
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # restored after the test
+    superlink.main()
+    assert found == [superlink.WAIT]
 
 
 def test_the_proxy_lets_only_paths_of_nodes_through() -> None:
