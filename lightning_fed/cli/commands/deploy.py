@@ -231,7 +231,7 @@ def _client(asked: argparse.Namespace, others: list[str]) -> None:
         print(f"The node runs; logs: {asked.folder / 'logs'}. Ctrl-C ends it.", flush=True)
         while True:
             for task in supervisor.poll():
-                print(f"{task.name} has ended and was started again.", flush=True)
+                print(f"{task.name} has ended and was started again; its log: {task.log}", flush=True)
             time.sleep(0.2)
 
 
