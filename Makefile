@@ -39,8 +39,8 @@ OTHER := equivalence/test_fit integration/test_bad_trainer integration/test_chec
 other-package: $(VENV)/.dev
 	LIGHTNING_FED_PACKAGE=lightning $(BIN)/pytest -q -n 2 --dist worksteal $(OTHER:%=tests/%.py)
 
-# federations on loopback with Flower: equality with the simulation, kills, outsiders; needs nginx, takes 10 to 20 minutes
-test-deploy: $(VENV)/.flower
+# federations on loopback with Flower: equality with the simulation, kills, outsiders; without nginx what tests it is skipped; takes 10 to 20 minutes
+test-deploy: $(VENV)/.dev
 	LIGHTNING_FED_DEPLOY=1 $(BIN)/pytest tests/unit/deploy tests/equivalence/test_remote.py tests/deploy $(ARGS)
 
 # unit, property and equivalence tests, without the rows and columns of the matrix engine x module that are marked slow
@@ -80,10 +80,6 @@ $(VENV)/.installed: setup.py pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $@
-
-$(VENV)/.flower: $(VENV)/.dev
-	$(BIN)/pip install --quiet --editable ".[dev,flower]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

@@ -18,10 +18,13 @@ Plain = bool | int | float | str | None
 
 
 class _Idle(Local):
-    """Answers every local problem by its start."""
+    """Answers every local problem by its start, as if after steps of a given sum."""
+
+    def __init__(self, lr_sum: float) -> None:
+        self.lr_sum = lr_sum
 
     def answer(self, problem: LocalProblem) -> Solution:
-        return Solution(problem.start, 0.0, 1, lr_sum=1.0, estimate=problem.estimate, reach=1.0)
+        return Solution(problem.start, 0.0, 1, lr_sum=self.lr_sum, estimate=problem.estimate, reach=1.0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -30,14 +33,16 @@ class _Idle(Local):
         return Generator()
 
 
-def blank_message(algorithm: Algorithm[Any, Any, Any], x0: Tensor, down: Broadcast) -> Any:
+def blank_message(algorithm: Algorithm[Any, Any, Any], x0: Tensor, down: Broadcast, lr_sum: float = 1.0) -> Any:
     """A message as clients answer ``down``, filled with numbers that mean nothing: from a client that does nothing.
+
+    ``lr_sum`` is the planned sum of the step sizes of a visit, which some algorithms compare with the visit's own.
 
     >>> from lightning_fed.algorithms import FedADMM
     >>> blank_message(FedADMM(), torch.zeros(2), Broadcast(torch.ones(2))).delta_i.shape
     torch.Size([2])
     """
-    return algorithm.client_step(algorithm.init_client(x0), down, _Idle()).message
+    return algorithm.client_step(algorithm.init_client(x0), down, _Idle(lr_sum)).message
 
 
 def parts_of(value: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Plain]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fed.deploy import proxy
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.deploy.places import SERVER, NodePlace, ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor, is_running
 
@@ -47,6 +47,7 @@ class ServerHost:
 
     def __init__(self, place: ServerPlace, supervisor: Supervisor) -> None:
         self.place, self.supervisor = place, supervisor
+        self._journal = Lines(place.folder / "journal" / LINES)
         self._run: str | None = None
         self._asked = 0.0  # when the last run was asked for
         self._known = len(self.entries)  # entries of the journal before that
@@ -55,7 +56,7 @@ class ServerHost:
     @property
     def entries(self) -> list[dict[str, Any]]:
         """The journal, as far as it is written."""
-        return read_entries(self.place.folder / "journal" / "journal.jsonl")
+        return self._journal.read()
 
     def up(self) -> None:
         """Start SuperLink and proxy, register nodes, and start the run."""
@@ -73,18 +74,30 @@ class ServerHost:
         self.supervisor.add("server-superexec", self.place.superexec(), environment)
 
     def register(self) -> None:
-        """Have Flower admit the keys of nodes that it does not know yet."""
-        for name, node in self.place.nodes.items():
+        """Have Flower admit the keys of nodes that it does not know yet, and take out those that were expelled."""
+        place = self.place
+        known = {node["id"]: node for node in place.nodes.values() if "id" in node}
+        if known or place.expelled or place.registering:  # an earlier start may have ended at any point
+            listed = self._flwr("supernode", "list", "here")["nodes"]
+            there = {int(node["node-id"]) for node in listed if node["status"] != "unregistered"}
+            for number in set(known) - there:  # the SuperLink's database was removed
+                del known[number]["id"]
+            strange = there - set(known) - set(place.expelled)
+            if strange and "id" not in (own := place.nodes.get(place.registering, {"id": None})):
+                own["id"] = strange.pop()
+            for number in (set(place.expelled) & there) | strange:
+                self._flwr("supernode", "unregister", str(number), "here")
+            place.expelled, place.registering = [], ""
+            place.save()
+        for name, node in place.nodes.items():
             if "id" not in node:
-                key = str((self.place.folder / node["key"]).absolute())
+                key = str((place.folder / node["key"]).absolute())
+                place.registering = name
+                place.save()
                 node["id"] = int(self._flwr("supernode", "register", key, "here")["node-id"])
-                node["name"] = name
-                self.place.save()
-
-        while self.place.expelled:
-            self._flwr("supernode", "unregister", str(self.place.expelled[-1]), "here")
-            self.place.expelled.pop()
-            self.place.save()
+                place.registering = ""
+                place.save()
+        place.start()
 
     @property
     def is_over(self) -> bool:

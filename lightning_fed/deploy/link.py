@@ -17,6 +17,10 @@ _log = logging.getLogger(__name__)
 
 #: Gives the instruction for a node, of some of its clients, under a key.
 Write = Callable[[int, Sequence[ClientId], Key], Instruction]
+#: Is told the round, and the nodes that are missing in it.
+Tell = Callable[[int, Sequence[int]], None]
+#: Seconds for which a node may be disconnected before that is told.
+ABSENT = 30.0
 
 
 class RefusedError(RuntimeError):
@@ -61,6 +65,7 @@ class Link:
         run: name of the run.
         incarnation: how often the server has been started for it.
         patience: how long nodes are waited for.
+        tell: is told, once in an exchange, which nodes are waited for longer than usual.
     """
 
     transport: Transport
@@ -68,6 +73,7 @@ class Link:
     run: str
     incarnation: int
     patience: Patience = field(default_factory=Patience)
+    tell: Tell = lambda round, nodes: None
 
     def ask(
         self, clients: Sequence[ClientId], place: tuple[int, int], write: Write, message: Schema, shared: Schema
@@ -81,8 +87,13 @@ class Link:
             waiting.setdefault(self.owners[cid], []).append(cid)
         answers: dict[int, tuple[Key, Answer]] = {}
         begun, attempt = time.monotonic(), 0
+        told: set[int] = set()
         while waiting and (left := begun + self.patience.total - time.monotonic()) > 0:
             present = self.transport.nodes() & waiting.keys()
+            if attempt or time.monotonic() - begun > ABSENT:
+                if missing := sorted(waiting.keys() - told):
+                    self.tell(place[0], missing)
+                told |= waiting.keys()
             if not present:
                 time.sleep(min(self.patience.pause, left))
                 continue
@@ -92,7 +103,7 @@ class Link:
                 answers[node] = (key, answer)
                 del waiting[node]
             if waiting:
-                _log.info("Nodes %s have not answered %s; asking again.", sorted(waiting), key)
+                _log.warning("Nodes %s have not answered %s; asking again.", sorted(waiting), key)
                 time.sleep(min(self.patience.pause, max(0.0, left)))
         return answers
 

@@ -168,12 +168,12 @@ class Answer:
         header = frame.header
         try:
             entries = [
-                (client_id(cid), failure, _numbers(own), dict(plain)) for cid, failure, own, plain in header["visited"]
+                (client_id(cid), failure, _counts(own), dict(plain)) for cid, failure, own, plain in header["visited"]
             ]
             known = str(header["run"]), Key.read(header["key"]), str(header["kind"]), str(header["of"])
             rest = _numbers(header["metrics"]), str(header["reason"])[:1000]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FrameError(f"The answer cannot be read: {error!r}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise FrameError(f"The answer cannot be read: {str(error)[:200]!r}") from None
         expected: dict[str, Spec] = {}
         for i, (_, failure, *_) in enumerate(entries):
             if failure is None and known[2] == TRAIN:
@@ -204,6 +204,15 @@ def client_id(value: Any) -> ClientId:
 
 def _numbers(value: Any) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items()}
+
+
+def _counts(value: Any) -> dict[str, float]:
+    """Numbers of a visit: a loss, and counts."""
+    numbers = _numbers(value)
+    for name, number in numbers.items():
+        if name != "loss" and not (number.is_integer() and 0 <= number < 2**53):
+            raise FrameError(f"{name[:100]} is a count; got {number!r}.")
+    return numbers
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

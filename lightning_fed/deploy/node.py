@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fed.core.failures import Failure
+from torch import Tensor
+
+from lightning_fed.core.algorithm import Algorithm
+from lightning_fed.core.failures import RAISED, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.layout import Layout, buffers_of, parameters_of
 from lightning_fed.core.memory import ClientId, Memory, tensors_of, with_tensors
@@ -26,6 +29,7 @@ from lightning_fed.engines.sequential import SequentialEngine
 from lightning_fed.lightning import pl, results_of
 from lightning_fed.local.server_snapshot import Workspace, saving_the_server
 from lightning_fed.server import FederatedServer
+from lightning_fed.store import DamagedRecordError
 from lightning_fed.trainer.hooks import RoundReport, Visit
 from lightning_fed.trainer.loops import IDLE
 from lightning_fed.trainer.module_state import restore_state
@@ -74,6 +78,7 @@ class NodeServer(FederatedServer):
         super().__init__(*args, **kwargs)
         self.instruction: Instruction
         self.versions: Versions
+        self.config: Mapping[str, Any] = {}
         self.answered: dict[ClientId, Reply[Any, Any] | Failure] = {}
         self.alone: SequentialEngine | None = None
         self.metrics: dict[str, float] = {}
@@ -123,7 +128,7 @@ class NodeServer(FederatedServer):
         federation, instruction, player = self.federation, self.instruction, self._player
         assert federation is not None
         assert isinstance(player, NodePlayer)
-        blank = federation.algorithm.broadcast(federation.algorithm.init_server(federation.x0), self.local_work)
+        blank = self.blank_broadcast(federation.algorithm, federation.x0)
         down = rebuilt(blank, instruction.down.tensors, instruction.down.plain)
         memories = {asked.client: self._memory_of(asked.client, asked.base) for asked in instruction.clients}
         self.answered, self.alone = player.visits(instruction, down, memories)
@@ -132,6 +137,10 @@ class NodeServer(FederatedServer):
         found = results_of(trainer).metrics(on_step=False)["callback"]
         self.metrics = {name: float(value) for name, value in found.items() if value.numel() == 1}
         return self.report
+
+    def blank_broadcast(self, algorithm: Algorithm[Any, Any, Any], x0: Tensor) -> Broadcast:
+        """A broadcast as the server sends it, filled with numbers that mean nothing."""
+        return algorithm.broadcast(algorithm.init_server(x0), replace(self.local_work, lr_sum=1.0))
 
     def _memory_of(self, cid: ClientId, base: Key) -> Memory:
         return self.versions.get(cid, base)
@@ -174,7 +183,7 @@ class Node:
     ) -> None:
         self.trainer, self.module, self.data, self.server = trainer, module, data, server
         self.clients, self.folder, self.share = list(clients), folder, tuple(share)
-        self.settings = settings_of(server, Layout.of(module, server.personal))
+        self.settings = settings_of(server, Layout.of(module, server.personal), server.config)
         self._run = ""
         self._versions: Versions | None = None
         unknown = [cid for cid in clients if cid not in data.client_ids]
@@ -191,7 +200,18 @@ class Node:
         except (FrameError, StaleError, LostStateError, SettingsError) as error:
             _log.warning("Instruction %s is refused: %s", key, error)
             return Answer(run, key, REFUSED, of, reason=str(error)).encode()
+        except DamagedRecordError as error:
+            _log.error("Instruction %s is refused: %s", key, error)
+            reason = "A record of what its clients remember is damaged; its log says which. Begin a new run."
+            return Answer(run, key, REFUSED, of, reason=reason).encode()
+        except Exception as error:
+            failed = [Visited(cid, failure=str(RAISED)) for cid in self._named(frame)]
+            raise BrokenError(Answer(run, key, str(frame.header.get("kind")), of, failed).encode()) from error
         return answer.encode()
+
+    @staticmethod
+    def _named(frame: Frame) -> list[ClientId]:
+        return [asked[0] for asked in frame.header["clients"]]
 
     def _follow(self, frame: Frame, run: str, key: Key, of: str) -> Answer:
         kind = frame.header.get("kind")
@@ -210,10 +230,11 @@ class Node:
     def _check_settings(self, theirs: Any) -> None:
         if not isinstance(theirs, dict):
             raise FrameError("The instruction names no settings.")
-        for name, own in self.settings.items():
-            if theirs.get(name) != own:
+        for name in {**self.settings, **theirs}:
+            own, other = self.settings.get(name), theirs.get(name)
+            if own != other:
                 raise SettingsError(
-                    f"{name} is {own!r} on this node, and {theirs.get(name)!r} on the server. Use the same config."
+                    f"{name} is {own!r} on this node, and {other!r} on the server. Use the same config."
                 )
 
     def _check_clients(self, asked: Sequence[ClientId]) -> None:
@@ -226,7 +247,7 @@ class Node:
         layout = Layout.of(self.module, self.server.personal)
         x0 = layout.flatten(parameters_of(self.module))
         algorithm = self.server.algorithm.planned(1.0).bind(layout)
-        down = full_schema(algorithm.broadcast(algorithm.init_server(x0), self.server.local_work), x0)
+        down = full_schema(self.server.blank_broadcast(algorithm, x0), x0)
         frozen = {name: p for name, p in parameters_of(self.module).items() if f"buffers/{name}" in declared}
         frozen = {name: p for name, p in frozen.items() if name not in layout.names}
         rest = self.server.personal.rest({**buffers_of(self.module), **frozen})
@@ -255,7 +276,7 @@ class Node:
             visits = versions.get(asked.client, asked.base).visits + 1
             new[asked.client] = Memory(reply.state, visits, left.own)
             numbers: dict[str, float] = {"steps": reply.steps, "gradients": reply.gradients}
-            numbers["optimizer_steps"] = left.steps
+            numbers |= {"optimizer_steps": left.steps, "arrived": reply.arrived}
             if reply.bytes_up is not None:
                 numbers["bytes_up"] = reply.bytes_up
             if "loss" in self.share:
@@ -285,6 +306,17 @@ class Node:
         if self._versions is not None:
             self._versions.close()
             self._versions = None
+
+
+class BrokenError(Exception):
+    """A node's own code has failed outside of its clients' steps, so that the process must be started anew.
+
+    ``answer`` tells the server that the clients failed, and never why: the error may hold data.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        super().__init__("The node's own code has failed.")
 
 
 class SettingsError(ValueError):

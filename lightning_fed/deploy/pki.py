@@ -77,6 +77,27 @@ def make_node_key(path: Path) -> Path:
     return path
 
 
+def check_public(content: bytes) -> None:
+    """Refuse what is not the public key of a node, such as its private key.
+
+    >>> check_public(b"-----BEGIN OPENSSH PRIVATE KEY-----")
+    Traceback (most recent call last):
+    ValueError: This is not the public key of a node. Give the node.pub that lightning-fed deploy init client made.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key: Any = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError(
+            "This is not the public key of a node. Give the node.pub that lightning-fed deploy init client made."
+        )
+
+
 def _name(text: str) -> Any:
     from cryptography import x509
 

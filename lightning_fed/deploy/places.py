@@ -13,12 +13,15 @@ from typing import Any
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.deploy import pki, proxy
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.store import durable
 from lightning_fed.store.identity import name_of
 
 #: Environment variables with the folder of a server, and of a node.
 SERVER, NODE = "LIGHTNING_FED_SERVER", "LIGHTNING_FED_NODE"
+
+#: Name of the settings with which a server was started.
+RUNNING = "running"
 
 _PROJECT = """\
 [build-system]
@@ -59,6 +62,8 @@ class ServerPlace:
         body_mb: most megabytes of a request.
         cwd: where relative paths in ``args`` begin.
         expelled: Flower's numbers of nodes whose keys are to be taken out.
+        spent: keys of nodes that were expelled; Flower registers none of them again.
+        registering: the node whose key was last given to Flower; its number may not have been noted.
         weights: a checkpoint whose model a new run begins with; by default that of the config.
     """
 
@@ -73,6 +78,8 @@ class ServerPlace:
     patience: float = field(default=3600.0, init=False)
     body_mb: int = field(default=proxy.BODY_MB, init=False)
     expelled: list[int] = field(default_factory=list, init=False)
+    spent: list[str] = field(default_factory=list, init=False)
+    registering: str = field(default="", init=False)
     weights: str = field(default="", init=False)
 
     @classmethod
@@ -82,9 +89,20 @@ class ServerPlace:
         vars(place).update(_settings(Path(folder), "server"))
         return place
 
+    @classmethod
+    def running(cls, folder: Path | str) -> ServerPlace:
+        """The server as it was started: nodes that are admitted or expelled later count from its next start on."""
+        place = cls(Path(folder))
+        vars(place).update(_settings(Path(folder), RUNNING))
+        return place
+
     def save(self) -> None:
         """Write the settings."""
         _save(self, "server")
+
+    def start(self) -> None:
+        """Note the settings with which the server runs."""
+        _save(self, RUNNING)
 
     def make(self, hosts: Sequence[str]) -> None:
         """Make folder, certificates, secret, the proxy's config and the app that is sent to nodes."""
@@ -116,10 +134,19 @@ class ServerPlace:
         if name in self.nodes or any(client in taken for client in clients):
             named = [f"client {client!r} is at node {taken[client]!r}" for client in clients if client in taken]
             raise ValueError(f"Node {name!r} cannot be admitted: {[*named, 'the name is taken'][0]}. Expel that first.")
+        self._check_key(key)
         path = self.folder / f"{name_of(name.encode())}.pub"
         path.write_bytes(key)
         self.nodes[name] = {"key": path.name, "clients": list(clients)}
         self.save()
+
+    def _check_key(self, key: bytes) -> None:
+        pki.check_public(key)
+        text = _key_of(key)
+        same = [name for name, node in self.nodes.items() if _key_of((self.folder / node["key"]).read_bytes()) == text]
+        if same or text in self.spent:
+            whose = f"is that of node {same[0]!r}" if same else "was expelled, and Flower registers no key twice"
+            raise ValueError(f"This key {whose}. Make another one: lightning-fed deploy init client, in a new folder.")
 
     def expel(self, name: str) -> None:
         """Have a node's key taken out at the next start, and its clients left out of the next run."""
@@ -127,6 +154,7 @@ class ServerPlace:
             raise ValueError(f"There is no node {name!r}. There are {', '.join(self.nodes) or 'none'}.")
         node = self.nodes.pop(name)
         self.order = [client for client in self.order if client not in node["clients"]]
+        self.spent.append(_key_of((self.folder / node["key"]).read_bytes()))
         if "id" in node:
             self.expelled.append(node["id"])
         self.save()
@@ -136,7 +164,7 @@ class ServerPlace:
         journal = self.folder / "journal"
         if not journal.exists():
             return
-        rounds = [entry for entry in read_entries(journal / "journal.jsonl") if entry["event"] == "round"]
+        rounds = [entry for entry in Lines(journal / LINES).read() if entry["event"] == "round"]
         aside = next(path for i in count(1) if not (path := self.folder / f"journal-{i}").exists())
         durable.rename(journal, aside)
         if rounds:
@@ -155,7 +183,15 @@ class ServerPlace:
         tls += ["--ssl-keyfile", f"{where}/server.key", "--enable-supernode-auth"]
         isolated = ["--isolation", "process", "--superexec-auth-secret-file", f"{where}/superexec.secret"]
         here = ["--host", "127.0.0.1", "--port", str(self.port), "--database", f"{where}/superlink.db"]
-        return [_tool("flower-superlink"), *tls, *isolated, *here, "--disable-runtime-dependency-installation"]
+        return [
+            sys.executable,
+            "-m",
+            "lightning_fed.deploy.superlink",
+            *tls,
+            *isolated,
+            *here,
+            "--disable-runtime-dependency-installation",
+        ]
 
     def superexec(self) -> list[str]:
         """The command of the process that starts the ServerApp."""
@@ -236,6 +272,11 @@ class NodePlace:
     def environment(self) -> dict[str, str]:
         """The environment of the node's processes."""
         return _environment(self.folder, NODE)
+
+
+def _key_of(content: bytes) -> str:
+    """A public key without its comment."""
+    return " ".join(content.decode(errors="replace").split()[:2])
 
 
 def _superexec(folder: Path, port: int, ca: Path) -> list[str]:

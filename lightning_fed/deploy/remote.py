@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fed.core.algorithm import hyper_parameters
-from lightning_fed.core.failures import NOT_FINITE, TOO_SLOW, Failure
+from lightning_fed.core.failures import NOT_FINITE, RAISED, TOO_SLOW, Failure
 from lightning_fed.core.federation import Federation
 from lightning_fed.core.layout import Layout, is_finite
 from lightning_fed.core.memory import ClientId, Memory, with_tensors
@@ -18,7 +18,7 @@ from lightning_fed.core.records import leaves_of
 from lightning_fed.core.round import Engine, Step
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.deploy.blanks import blank_message, parts_of, rebuilt
-from lightning_fed.deploy.frames import Spec, schema_of
+from lightning_fed.deploy.frames import FrameError, Spec, schema_of
 from lightning_fed.deploy.keys import NONE, Key, Version
 from lightning_fed.deploy.link import Link
 from lightning_fed.deploy.messages import ROLL, TRAIN, Asked, Envelope, Instruction, Parts, Visited
@@ -96,13 +96,13 @@ class RemoteFederation(Federation):
         self.stationarity = None
 
 
-def settings_of(server: FederatedServer, layout: Layout) -> dict[str, Any]:
-    """Settings that server and nodes must have in common, in plain values."""
+def settings_of(server: FederatedServer, layout: Layout, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that server and nodes must have in common, in plain values; ``config`` are further ones by name."""
     tolerance = None if server.local_tolerance is None else repr(server.local_tolerance)
     known = {"algorithm": _plain(hyper_parameters(server.algorithm)), "seed": server.seed, "buffers": server.buffers}
     known |= {"local_steps": server.local_steps, "local_epochs": server.local_epochs, "local_tolerance": tolerance}
     known |= {"personal": list(server.personal.patterns), "parameters": [list(layout.names), int(layout.numel)]}
-    return known
+    return {**known, **_plain(config)}
 
 
 def _plain(value: Any) -> Any:
@@ -130,7 +130,7 @@ class RemoteEngine:
         assert federation is not None
         self.federation = federation
         self.buffers = federation.personal.rest(federation.buffers)
-        self.settings = settings_of(server, federation.layout)
+        self.settings = settings_of(server, federation.layout, server.config)
         self._exchange = -1
 
     def ask(
@@ -143,7 +143,8 @@ class RemoteEngine:
             for position, (cid, state) in enumerate(zip(cohort, states, strict=True))
         }
         fields, plain = parts_of(down)
-        blank = blank_message(self.federation.algorithm, self.federation.x0, down)
+        plan = self.federation.lr_sum
+        blank = blank_message(self.federation.algorithm, self.federation.x0, down, plan if plan > 0 else 1.0)
 
         def write(node: int, clients: Sequence[ClientId], key: Key) -> Instruction:
             own = [asked[cid] for cid in clients]
@@ -182,7 +183,10 @@ class RemoteEngine:
         where = self.alone.where(cid)
         if own.failure is not None:
             return self._failed(cid, own.failure, f"{where}: its node reports that the visit failed ({own.failure}).")
-        message = rebuilt(blank, own.message, own.plain)
+        try:
+            message = rebuilt(blank, own.message, own.plain)
+        except FrameError as error:
+            return self._failed(cid, RAISED, f"{where}: {error}")
         if not all(map(is_finite, leaves_of(message))):
             return self._failed(cid, NOT_FINITE, f"{where}: its message is not finite.")
         numbers = own.numbers
@@ -195,6 +199,7 @@ class RemoteEngine:
             numbers.get("loss", float("nan")),
             steps,
             None if sent is None else int(sent),
+            bool(numbers.get("arrived", 1)),
             gradients=int(numbers.get("gradients", 0)),
         )
         schedule, taken = self.alone.workspace.schedule, int(numbers.get("optimizer_steps", 0))
@@ -229,13 +234,15 @@ class _Remote(Choice):
 class DeployedServer(FederatedServer):
     """The server of a real federation, in a Trainer without data: a FederatedServer that asks nodes.
 
-    ``link`` must be set before the fit. Takes the arguments of :class:`~lightning_fed.FederatedServer`; those about
-    engines mean nothing here, because every node trains its clients one by one.
+    ``link`` must be set before the fit; ``config`` has settings, besides its own, that nodes must share. Takes the
+    arguments of :class:`~lightning_fed.FederatedServer`; those about engines mean nothing here, because every node
+    trains its clients one by one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.link: Link
+        self.config: Mapping[str, Any] = {}
         self.shared: dict[str, list[tuple[float, float]]] = {}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -279,10 +286,11 @@ def call_roll(link: Link, settings: Mapping[str, Any], clients: Sequence[ClientI
 
     answers = link.ask(clients, (-1, 0), write, {}, {})
     found = {own.client: own for _, answer in answers.values() for own in answer.visited}
-    missing = [cid for cid in clients if cid not in found or found[cid].failure is not None]
-    if missing:
+    if missing := [cid for cid in clients if cid not in found]:
         raise ClientError(
             f"No node has answered the roll call for client {missing[0]!r} ({len(missing)} such clients) in"
             f" {link.patience.total:g} s. Start its node, or leave the client out of the server's list."
         )
+    if empty := [cid for cid in clients if not found[cid].numbers.get("examples")]:
+        raise ClientError(f"The node of client {empty[0]!r} reports no samples of it. Look at the node's log and data.")
     return {cid: int(found[cid].numbers["examples"]) for cid in clients}

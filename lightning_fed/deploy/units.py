@@ -15,13 +15,21 @@ Wants=network-online.target
 [Service]
 User={user}
 ExecStart={python} -m lightning_fed deploy {command} {folder}
+# 143: it was asked to end
+SuccessExitStatus=143
 Restart=on-failure
 RestartSec=10
 KillMode=control-group
 TimeoutStopSec=30
 Environment=OMP_NUM_THREADS=1
+# caches go into the folder, too
+Environment={home}
 UMask=0077
 NoNewPrivileges=yes
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+ProtectKernelTunables=yes
+ProtectControlGroups=yes
 PrivateTmp=yes
 ProtectSystem=strict
 ProtectHome=read-only
@@ -38,8 +46,18 @@ def unit(command: str, folder: Path, user: str = "lightning-fed", cwd: str = "")
     >>> "Restart=on-failure" in unit("client", Path("/srv/fed"))
     True
     """
-    where = folder.absolute()
-    more = f" {cwd}" if cwd else ""
-    title, name = f"lightning-fed {command} in {where}", f"lightning-fed-{command}"
-    known = {"title": title, "name": name, "user": user, "python": sys.executable, "command": command}
-    return _UNIT.format(**known, folder=where, more=more)
+    where = _quoted(folder.absolute())
+    more = f" {_quoted(cwd)}" if cwd else ""
+    title, name = f"lightning-fed {command}", f"lightning-fed-{command}"
+    known = {"title": title, "name": name, "user": user, "python": _quoted(sys.executable), "command": command}
+    return _UNIT.format(**known, folder=where, home=_quoted(f"HOME={folder.absolute()}"), more=more)
+
+
+def _quoted(text: Path | str) -> str:
+    """A word of a unit, whatever characters a path has.
+
+    >>> print(_quoted("/srv/my fed/100%"))
+    "/srv/my fed/100%%"
+    """
+    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightning_fed.deploy.frames import FrameError
+from lightning_fed.deploy.node import BrokenError
 from lightning_fed.deploy.relay import SOCKET, receive, send
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def listening(folder: Path) -> Iterator[socket.socket]:
 def serve(server: socket.socket, follow: Callable[[bytes], bytes]) -> None:
     """Answer one frame after another, for ever.
 
+    A node that is broken ends after it has said so; whoever looks after this process starts it again.
     A relay that goes away before it has its answer is nothing special: the server asks again.
     """
     while True:
@@ -45,6 +47,11 @@ def serve(server: socket.socket, follow: Callable[[bytes], bytes]) -> None:
             channel.settimeout(LIMIT)
             try:
                 frame = receive(channel)
-                send(channel, follow(frame))
+                try:
+                    answer = follow(frame)
+                except BrokenError as broken:
+                    send(channel, broken.answer)
+                    raise
+                send(channel, answer)
             except (FrameError, OSError) as error:
                 _log.warning("An exchange with the relay ended early: %s", error)

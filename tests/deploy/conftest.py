@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import pass_through
+from helpers.processes import processes_of
 
 from lightning_fed.cli.deploying.build import server_of
 from lightning_fed.cli.deploying.local import make_local
@@ -16,6 +19,7 @@ from lightning_fed.cli.main import build
 from lightning_fed.deploy import proxy
 from lightning_fed.deploy.hosting import NodeHost, ServerHost
 from lightning_fed.deploy.journalling import digest_of_tensor
+from lightning_fed.deploy.places import ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor
 from lightning_fed.trainer.hooks import FederatedCallback
 
@@ -117,11 +121,25 @@ class Federation:
 
 
 @pytest.fixture
-def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Federation]]:
-    """Make federations; all their processes are ended with the test."""
-    pytest.importorskip("flwr", reason="flwr is not installed: make test-deploy installs it")
+def nginx() -> None:
+    """Skip tests of the proxy itself, and of commands that start it, where it is not installed."""
     if proxy.executable() is None:
         pytest.skip("nginx is not installed: apt-get install nginx-light")
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nginx is not installed, have federations of this process started with a pass-through in its place."""
+    monkeypatch.setattr(proxy, "executable", lambda: sys.executable)
+    script = str(Path(pass_through.__file__).absolute())
+    monkeypatch.setattr(ServerPlace, "proxy", lambda self: [sys.executable, script, self.listen, str(self.port)])
+
+
+@pytest.fixture
+def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Federation]]:
+    """Make federations; all their processes are ended with the test."""
+    pytest.importorskip("flwr", reason="flwr is not installed: it needs Python 3.11")
+    if proxy.executable() is None:
+        stand_in(monkeypatch)
     made: list[Federation] = []
     site = tmp_path / "site"
     site.mkdir()
@@ -149,3 +167,7 @@ def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     yield make
     for each in made:
         each.supervisor.close()
+    end = time.monotonic() + 30
+    while (left := processes_of(tmp_path / "fed")) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == []

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import processes_of
 
 from lightning_fed.deploy.hosting import free_ports
 
 pytestmark = [
     pytest.mark.deploy,
+    pytest.mark.usefixtures("nginx"),
     pytest.mark.timeout(600),
     pytest.mark.skipif("LIGHTNING_FED_DEPLOY" not in os.environ, reason="make test-deploy runs it"),
 ]
@@ -25,20 +27,6 @@ pytestmark = [
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "lightning_fed", "deploy", *words]
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Processes that have a folder in their environment or command."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            known = (path / "environ").read_bytes() + (path / "cmdline").read_bytes()
-            ours = f"{folder}/fed".encode() in known and path.name != str(os.getpid())
-            if ours and (path / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture
@@ -81,9 +69,9 @@ def test_a_federation_that_is_terminated_leaves_nothing_running_and_resumes_to_t
     assert first.returncode == 143
     assert "Repeat the command to resume" in rest
     end = time.monotonic() + 10
-    while processes_of(tmp_path) and time.monotonic() < end:
+    while processes_of(tmp_path / "fed") and time.monotonic() < end:
         time.sleep(0.1)
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path / "fed") == []
     second = started(*args)
     lines += read_until(second, "complete")
     assert second.wait(60) == 0
@@ -122,4 +110,4 @@ def test_server_and_clients_on_their_own_follow_the_guide(
     assert "is there already" in twice.stderr
     subprocess.run(command("expel", server, "b"), check=True)
     text = (fed / "server" / "lightning-fed-server.service").read_text()
-    assert f"deploy server {server}" in text
+    assert f'deploy server "{server}"' in text

@@ -28,10 +28,10 @@ def connections(path: Path) -> set[str]:
 def test_a_federation_has_the_bits_of_its_simulation_and_stays_on_loopback(
     algorithm: str, federation: Callable[..., Any], tmp_path: Path
 ) -> None:
-    run = federation(algorithm, rounds=3 if algorithm == "FedADMM" else 4, nodes=2 if algorithm == "FedADMM" else 3)
+    run = federation(algorithm, rounds=2 if algorithm == "FedADMM" else 4, nodes=2 if algorithm == "FedADMM" else 3)
     expected = run.simulated()
     run.up()
-    run.until(run.has_ended)
+    run.until(run.has_ended, 300)
     assert run.digests == expected
     hosts = {where for where in connections(tmp_path / "audit.txt") if not where.startswith(("/", "b'"))}
     assert "127.0.0.1" in hosts  # the hook works

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="flwr is not installed: make test-deploy installs it")
+pytest.importorskip("flwr", reason="flwr is not installed: it needs Python 3.11")
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,6 +28,7 @@ from lightning_fed.deploy.hosting import ServerHost
 
 pytestmark = [
     pytest.mark.deploy,
+    pytest.mark.usefixtures("nginx"),
     pytest.mark.skipif("LIGHTNING_FED_DEPLOY" not in os.environ, reason="make test-deploy runs it"),
 ]
 

@@ -9,14 +9,26 @@ from typing import Any
 import pytest
 import torch
 from helpers.federation import Wire, close_nodes, deployed, link_of, nodes, same, simulated
+from helpers.problems import every_algorithm, name_of
 
-from lightning_fed.algorithms import FedADMM, FedAvg, FedDRII, FedDyn, FedLin, FedPAQ, FedPD, FedSplit, Scaffold
+from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDyn, FedPAQ, FedPrimalDual, Scaffold
 from lightning_fed.deploy.frames import Frame
 from lightning_fed.deploy.journal import Journal
 from lightning_fed.deploy.journalling import Journalling
 from lightning_fed.deploy.keys import Key
+from lightning_fed.transforms import Quantize, TopK
 
-PARTIAL = [FedADMM(eta=1.0), FedADMM(eta="auto"), Scaffold(), FedDyn(alpha=0.5), FedAvg(), FedDRII(), FedPAQ()]
+#: Settings by which a message, or what becomes of it, is another than in the list of all algorithms.
+OTHERS = [
+    FedADMM(eta="auto"),
+    FedADMM(eta="auto", mean="active"),
+    FedAvg(stragglers=0.5),
+    FedPAQ(stragglers=0.4),
+    Compressed(FedADMM(eta=1.0), TopK(2)),
+    Compressed(FedPrimalDual(), Quantize()),
+    Compressed(Scaffold(), Quantize()),
+    Compressed(FedAvg(), TopK(2), feedback=True),
+]
 WORK: dict[str, Any] = {"local_steps": 3, "seed": 3}
 SOME: dict[str, Any] = {**WORK, "clients_per_round": 3}
 
@@ -27,18 +39,18 @@ def _close() -> Iterator[None]:
     close_nodes()
 
 
-@pytest.mark.parametrize("algorithm", PARTIAL, ids=lambda algorithm: type(algorithm).__name__)
+@every_algorithm
 def test_clients_on_nodes_give_the_bits_of_the_simulation(algorithm: Any, tmp_path: Path) -> None:
-    settings = {"algorithm": algorithm, **SOME}
+    settings = {"algorithm": algorithm, **(WORK if algorithm.traits.everybody else SOME)}
     wire = Wire(nodes(tmp_path, **settings))
     assert same(simulated(4, **settings), deployed(wire, 4, **settings))
 
 
-@pytest.mark.parametrize("algorithm", [FedLin(), FedPD(), FedSplit()], ids=lambda algorithm: type(algorithm).__name__)
-def test_methods_that_need_everybody_or_ask_twice_give_the_bits_too(algorithm: Any, tmp_path: Path) -> None:
-    settings = {"algorithm": algorithm, **WORK}
+@pytest.mark.parametrize("algorithm", OTHERS, ids=name_of)
+def test_messages_that_are_changed_or_lost_on_purpose_give_the_bits_too(algorithm: Any, tmp_path: Path) -> None:
+    settings = {"algorithm": algorithm, **SOME}
     wire = Wire(nodes(tmp_path, **settings))
-    assert same(simulated(3, **settings), deployed(wire, 3, **settings))
+    assert same(simulated(4, **settings), deployed(wire, 4, **settings))
 
 
 @pytest.mark.parametrize("kept", [{"buffers": "local"}, {"buffers": "server"}, {"personal": "layer.bias"}], ids=str)

@@ -128,7 +128,9 @@ def deployed(
     server = DeployedServer(**settings)
     server.link = link or link_of(wire)
     module = line()
-    examples = call_roll(server.link, settings_of(server, Layout.of(module, server.personal)), data().client_ids)
+    examples = call_roll(
+        server.link, settings_of(server, Layout.of(module, server.personal), server.config), data().client_ids
+    )
     trainer = pl.Trainer(max_epochs=rounds, callbacks=[server, *callbacks], **QUIET)
     trainer.fit(module, datamodule=RemoteData(examples, batch_size=4), ckpt_path=ckpt)
     return server

@@ -11,7 +11,8 @@ from helpers.federation import Wire
 
 from lightning_fed.cli.deploying.build import build_node, server_of
 from lightning_fed.cli.deploying.serving import run_server
-from lightning_fed.deploy.journal import read_entries
+from lightning_fed.deploy import pki
+from lightning_fed.deploy.journal import LINES, Lines
 from lightning_fed.deploy.link import RefusedError
 from lightning_fed.deploy.node import Node, NodeServer
 from lightning_fed.deploy.places import ServerPlace
@@ -39,7 +40,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPlace:
     place = ServerPlace(tmp_path / "server", ["--config", "config.yaml"])
     place.folder.mkdir()
     for i, name in enumerate(("a", "b")):
-        place.admit(name, b"key", CLIENTS[i::2])
+        place.admit(name, pki.make_node_key(tmp_path / name).with_suffix(".pub").read_bytes(), CLIENTS[i::2])
         place.nodes[name]["id"] = i
     place.order, place.timeout, place.patience = CLIENTS, 5.0, 5.0
     return place
@@ -47,7 +48,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPlace:
 
 @pytest.fixture
 def wire(server: ServerPlace, tmp_path: Path) -> Any:
-    found = Wire({i: node(server.args, tmp_path / name, CLIENTS[i::2]) for i, name in enumerate(("a", "b"))})
+    found = Wire({i: node(server.args, tmp_path / f"node-{name}", CLIENTS[i::2]) for i, name in enumerate(("a", "b"))})
     yield found
     for each in found.nodes_by_id.values():
         each.close()
@@ -62,7 +63,7 @@ def node(args: list[str], folder: Path, clients: list[Any]) -> Node:
 
 
 def entries(server: ServerPlace) -> list[dict[str, Any]]:
-    return read_entries(server.folder / "journal" / "journal.jsonl")
+    return Lines(server.folder / "journal" / LINES).read()
 
 
 def test_a_server_whose_transport_goes_away_resumes_from_its_journal(server: ServerPlace, wire: Wire) -> None:

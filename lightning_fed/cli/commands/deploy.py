@@ -115,19 +115,23 @@ def _add_patience(parser: argparse.ArgumentParser) -> None:
 
 def _local(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.cli.deploying.local import make_local, run_local
+    from lightning_fed.store import Lease
 
-    server, nodes = make_local(asked.out, others, asked.nodes, asked.share, asked.timeout, asked.patience)
-    clients = sum(len(node["clients"]) for node in server.nodes.values())
-    print(
-        f"Server at {server.listen}, {asked.nodes} nodes with {clients} clients; logs: {asked.out / 'logs'}", flush=True
-    )
-    _conclude(run_local(server, nodes, _tell))
+    with Lease(asked.out):
+        server, nodes = make_local(asked.out, others, asked.nodes, asked.share, asked.timeout, asked.patience)
+        clients = sum(len(node["clients"]) for node in server.nodes.values())
+        where = f"Server at {server.listen}, {asked.nodes} nodes with {clients} clients; logs: {asked.out / 'logs'}"
+        print(where, flush=True)
+        _conclude(run_local(server, nodes, _tell))
 
 
 def _tell(entry: dict[str, Any]) -> None:
     """Print an event of the journal."""
     if entry["event"] == "start":
         print(f"Run {entry['run']}, start {entry['incarnation']} of the server.", flush=True)
+    elif entry["event"] == "wait":
+        when = "the roll call" if entry["round"] < 0 else f"round {entry['round']}"
+        print(f"{when}: waiting for {', '.join(entry['nodes'])}; look at the node's logs.", flush=True)
     elif entry["event"] == "round":
         metrics = entry["metrics"]
         loss = metrics.get("local_loss", math.nan)
@@ -197,11 +201,12 @@ def _server(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.deploy.hosting import ServerHost
     from lightning_fed.deploy.places import ServerPlace
     from lightning_fed.deploy.supervisor import Supervisor
+    from lightning_fed.store import Lease
 
     place = ServerPlace.load(asked.folder)
-    if asked.new:
-        place.begin_anew()
-    with Supervisor(asked.folder / "logs") as supervisor:
+    with Lease(asked.folder), Supervisor(asked.folder / "logs") as supervisor:
+        if asked.new:
+            place.begin_anew()
         host = ServerHost(place, supervisor)
         host.up()
         while True:
@@ -218,13 +223,15 @@ def _client(asked: argparse.Namespace, others: list[str]) -> None:
     from lightning_fed.deploy.hosting import NodeHost
     from lightning_fed.deploy.places import NodePlace
     from lightning_fed.deploy.supervisor import Supervisor
+    from lightning_fed.store import Lease
 
-    with Supervisor(asked.folder / "logs") as supervisor:
-        NodeHost(NodePlace.load(asked.folder), supervisor)
+    place = NodePlace.load(asked.folder)
+    with Lease(asked.folder), Supervisor(asked.folder / "logs") as supervisor:
+        NodeHost(place, supervisor)
         print(f"The node runs; logs: {asked.folder / 'logs'}. Ctrl-C ends it.", flush=True)
         while True:
             for task in supervisor.poll():
-                print(f"{task.name} has ended and was started again.", flush=True)
+                print(f"{task.name} has ended and was started again; its log: {task.log}", flush=True)
             time.sleep(0.2)
 
 

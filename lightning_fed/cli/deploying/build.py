@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from lightning_fed.callbacks import ClientEvaluation, Confusion, FinalFigure
 from lightning_fed.cli.main import FederatedCLI, build
@@ -27,6 +30,15 @@ _ON_NODE = [
     "--trainer.max_steps=-1",
     "--trainer.max_epochs=1",
 ]
+#: Arguments of the Trainer that change local steps.
+_OF_STEPS = (
+    "precision",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+    "accumulate_grad_batches",
+    "limit_train_batches",
+    "overfit_batches",
+)
 #: Callbacks that read clients' data.
 _NEEDS_DATA = (ClientEvaluation, Confusion, FinalFigure)
 
@@ -53,12 +65,19 @@ def build_server(args: Sequence[str], cwd: str = "") -> FederatedCLI:
     """Everything of a server; callbacks that need clients' data are left out."""
     cli = _built(args, cwd, ServerCLI, _ON_SERVER)
     cli.trainer.callbacks = [own for own in cli.trainer.callbacks if not isinstance(own, _NEEDS_DATA)]
+    server = server_of(cli.trainer)
+    assert isinstance(server, DeployedServer)
+    server.config = common_config(cli)
     return cli
 
 
 def build_node(args: Sequence[str], cwd: str = "") -> FederatedCLI:
     """Everything of a node; the config's callbacks and loggers are the server's."""
-    return _built(args, cwd, NodeCLI, _ON_NODE)
+    cli = _built(args, cwd, NodeCLI, _ON_NODE)
+    server = server_of(cli.trainer)
+    assert isinstance(server, NodeServer)
+    server.config = common_config(cli)
+    return cli
 
 
 def _built(args: Sequence[str], cwd: str, cli: type[FederatedCLI], more: Sequence[str]) -> FederatedCLI:
@@ -68,6 +87,23 @@ def _built(args: Sequence[str], cwd: str, cli: type[FederatedCLI], more: Sequenc
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return build([*args, *more], cli=cli, run=False)
+
+
+def common_config(cli: FederatedCLI) -> dict[str, Any]:
+    """What changes local steps, beside ``federated``: a node's config must have it in common with the server's."""
+    config = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
+    found = {name: config["trainer"][name] for name in _OF_STEPS}
+    found |= _flat({name: config.get(name) for name in ("model", "optimizer")})
+    return {**found, "batch_size": cli.datamodule.batch_size, "drop_last": cli.datamodule.drop_last}
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a nested mapping by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = isinstance(value, Mapping)
+        found |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return found
 
 
 def server_of(trainer: pl.Trainer) -> FederatedServer:

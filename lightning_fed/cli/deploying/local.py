@@ -34,24 +34,36 @@ def make_local(
     server_folder, node_folders = folder / "server", [folder / f"node-{i}" for i in range(nodes)]
     ports = free_ports(2 + nodes)
     where: dict[str, Any] = {"args": absolute(args), "cwd": os.getcwd()}
-    if (server_folder / "server.json").exists():
-        return _again(server_folder, node_folders, ports, where)
+    made = server_folder / "server.json"
+    if made.exists() and ServerPlace.load(server_folder).nodes:  # otherwise its making was interrupted
+        server, places = _again(server_folder, node_folders, ports, where)
+        return _settled(server, places, share, timeout, patience)
     clients = list(ids) if ids is not None else clients_of(args)
     if nodes > len(clients):
         raise DeployError(f"There are {len(clients)} clients for {nodes} nodes. Use at most {len(clients)} nodes.")
     server = ServerPlace(server_folder, listen=f"127.0.0.1:{ports[0]}", port=ports[1], **where)
-    server.order, server.timeout, server.patience = clients, timeout, patience
+    server.order = clients
     server.make(["127.0.0.1"])
     places = []
     for i, own in enumerate(node_folders):
         place = NodePlace(own, clients=clients[i::nodes], server=server.listen, port=ports[2 + i], **where)
-        place.share = list(share)
         place.make((server_folder / "ca.crt").read_bytes())
         (server_folder / f"{own.name}.pub").write_bytes((own / "node.pub").read_bytes())
         server.nodes[own.name] = {"key": f"{own.name}.pub", "clients": place.clients}
         places.append(place)
+    return _settled(server, places, share, timeout, patience)
+
+
+def _settled(
+    server: ServerPlace, nodes: list[NodePlace], share: Sequence[str], timeout: float, patience: float
+) -> tuple[ServerPlace, list[NodePlace]]:
+    """Note what the command says of waiting and sharing, which may change when it is repeated."""
+    server.timeout, server.patience = timeout, patience
     server.save()
-    return server, places
+    for place in nodes:
+        place.share = list(share)
+        place.save()
+    return server, nodes
 
 
 def _again(
@@ -66,10 +78,8 @@ def _again(
         )
     server.listen, server.port = f"127.0.0.1:{ports[0]}", ports[1]
     server.write_configs()
-    server.save()
     for place, port in zip(places, ports[2:], strict=True):
         place.server, place.port = server.listen, port
-        place.save()
     return server, places
 
 

@@ -19,4 +19,4 @@ app = ServerApp()
 def main(grid: Any, context: Any) -> None:
     """Run the federation of the folder that the environment names."""
     end_with(os.getppid())  # its SuperExec, which ends with the supervisor
-    run_server(ServerPlace.load(os.environ[SERVER]), FlowerTransport(grid))
+    run_server(ServerPlace.running(os.environ[SERVER]), FlowerTransport(grid))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fed.cli.deploying.build import build_server, server_of
@@ -35,11 +36,18 @@ def _fit(place: ServerPlace, journal: Journal, transport: Transport) -> Deployed
     server, trainer, given = server_of(cli.trainer), cli.trainer, cli.datamodule
     assert isinstance(server, DeployedServer)
     patience = Patience(place.timeout, place.patience)
-    server.link = Link(transport, place.owners, journal.run, journal.incarnation, patience)
+    names = {node["id"]: name for name, node in place.nodes.items()}
+
+    def tell(round: int, missing: Sequence[int]) -> None:
+        journal.wait(round, [names[node] for node in missing])
+
+    server.link = Link(transport, place.owners, journal.run, journal.incarnation, patience, tell)
     clients = [client for node in place.nodes.values() for client in node["clients"]]
     order = {client: i for i, client in enumerate(place.order or clients)}
     clients.sort(key=lambda client: order.get(client, len(order)))
-    examples = call_roll(server.link, settings_of(server, Layout.of(cli.model, server.personal)), clients)
+    examples = call_roll(
+        server.link, settings_of(server, Layout.of(cli.model, server.personal), server.config), clients
+    )
     at = next((i for i, own in enumerate(trainer.callbacks) if isinstance(own, Checkpoint)), len(trainer.callbacks))
     trainer.callbacks.insert(at, Journalling(journal, server))
     data = RemoteData(examples, given.batch_size, given.drop_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,15 @@ import torch
 from helpers.federation import Wire, close_nodes, deployed, link_of, node, nodes
 
 from lightning_fed.algorithms import FedADMM, FedAvg
+from lightning_fed.core.records import record
+from lightning_fed.deploy import relay
+from lightning_fed.deploy.blanks import rebuilt
 from lightning_fed.deploy.frames import Frame, FrameError, encode
 from lightning_fed.deploy.keys import Key
 from lightning_fed.deploy.link import Link, Patience, RefusedError
 from lightning_fed.deploy.messages import Answer, Asked, Envelope, Instruction, Visited
+from lightning_fed.deploy.node import BrokenError
+from lightning_fed.deploy.worker import serve
 from lightning_fed.engines.sequential import ClientError, DivergenceError, TimeLimitError
 
 SETTINGS: dict[str, Any] = {"algorithm": FedADMM(eta=1.0), "local_steps": 2, "seed": 0}
@@ -104,6 +110,20 @@ def test_clients_that_do_not_answer_count_as_failed_after_the_patience(tmp_path:
                 deployed(wire, 1, link, **settings)
 
 
+def test_the_server_tells_once_in_an_exchange_for_which_nodes_it_waits(tmp_path: Path) -> None:
+    wire, told = Wire(nodes(tmp_path, **SETTINGS)), list[Any]()
+
+    def before(whose: int, frame: bytes) -> bytes | None:
+        header = answered(frame)
+        return None if whose == 1 and header["kind"] == "train" and header["key"][3] < 3 else frame
+
+    wire.before = before
+    link = link_of(wire)
+    link.tell = lambda round, missing: told.append((round, list(missing)))
+    deployed(wire, 2, link, **SETTINGS)
+    assert told == [(0, [1]), (1, [1])]
+
+
 def test_a_node_that_never_answers_the_roll_call_is_named_by_its_client(tmp_path: Path) -> None:
     wire = Wire(nodes(tmp_path, **SETTINGS))
     wire.before = lambda whose, frame: None
@@ -179,3 +199,101 @@ def test_headers_hold_plain_values_only(tmp_path: Path) -> None:
     deployed(wire, 1, **SETTINGS)
     for _, frame in [*wire.sent, *wire.answers]:
         json.dumps(answered(frame), allow_nan=True)
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"steps": -1}, {"steps": float("nan")}, {"optimizer_steps": 10**400}, {"gradients": 0.5}], ids=str
+)
+def test_counts_that_are_none_are_not_applied(numbers: dict[str, Any], tmp_path: Path) -> None:
+    wire = Wire(nodes(tmp_path, **SETTINGS))
+
+    def after(node: int, answer: bytes) -> bytes:
+        opened = Frame.open(answer)
+        if node or opened.header["kind"] != "train" or opened.header["key"][3]:
+            return answer
+        visited = [[cid, why, {**own, **numbers}, plain] for cid, why, own, plain in opened.header["visited"]]
+        return encode({**opened.header, "visited": visited}, _all(opened))
+
+    wire.after = after
+    deployed(wire, 1, **SETTINGS)  # the node is asked again
+    asked = [Frame.open(frame).header for whose, frame in wire.sent if whose == 0]
+    assert [own["key"][3] for own in asked if own["kind"] == "train"] == [0, 1]
+
+
+def test_a_record_of_another_type_is_refused() -> None:
+    @record
+    class Message:
+        x: torch.Tensor
+        first: bool = True
+
+    with pytest.raises(FrameError, match=r"Message.first must be a bool, got \[1\]"):
+        rebuilt(Message(torch.zeros(1)), {"x": torch.ones(1)}, {"first": [1]})
+
+
+@pytest.mark.filterwarnings("ignore:Left out")
+def test_a_node_whose_own_code_fails_says_so_ends_and_is_started_anew(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "algorithm": FedAvg(), "on_client_error": "skip"}
+    wire = Wire(nodes(tmp_path, **settings))
+
+    def explode() -> None:
+        raise OSError("the patient's file is gone")
+
+    broken = wire.nodes_by_id[0]
+    follow, ended = broken.follow, list[BrokenError]()
+
+    def noting(frame: bytes) -> bytes:
+        try:
+            return follow(frame)
+        except BrokenError as error:
+            ended.append(error)
+            return error.answer
+
+    broken.follow = noting  # type: ignore[method-assign]
+    broken.module.configure_optimizers = explode  # type: ignore[method-assign]
+    report = deployed(wire, 1, **settings).report
+    assert report is not None
+    assert sorted(report.failures) == sorted(broken.clients)
+    assert len(ended) == 1
+    assert not any(b"patient" in answer for _, answer in wire.answers)
+
+
+def test_a_worker_ends_after_it_has_sent_that_it_is_broken() -> None:
+    ours, theirs = socket.socketpair()
+
+    class Listening:
+        def accept(self) -> tuple[socket.socket, None]:
+            return theirs, None
+
+    def follow(frame: bytes) -> bytes:
+        raise BrokenError(b"failed: " + frame)
+
+    with ours:
+        relay.send(ours, b"visit")
+        with pytest.raises(BrokenError):
+            serve(Listening(), follow)  # type: ignore[arg-type]
+        assert relay.receive(ours) == b"failed: visit"
+
+
+def test_a_damaged_state_is_refused_and_never_taken_for_a_fresh_one(tmp_path: Path) -> None:
+    wire = Wire(nodes(tmp_path, **SETTINGS))
+    server = deployed(wire, 1, **SETTINGS)
+    for each in wire.nodes_by_id.values():
+        each.close()
+    paths = [path for path in tmp_path.rglob("*") if path.is_file() and "records" in str(path.parent)]
+    assert paths
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(bytes(content))
+    assert server.federation is not None
+    clients = wire.nodes_by_id[0].clients
+    memory = server.federation.store.get(clients[0])
+    assert memory is not None
+    version = list(memory.state.name)
+    frame = next(frame for whose, frame in wire.sent if whose == 0 and answered(frame)["kind"] == "train")
+    opened = Frame.open(frame)
+    tensors = {name: own for name, own in _all(opened).items() if name != "x0"}
+    header = {**opened.header, "key": [2, 1, 0, 0], "clients": [[cid, version, version, 0] for cid in clients]}
+    answer = answered(node(tmp_path / "node0", clients, **SETTINGS).follow(encode(header, tensors)))
+    assert answer["kind"] == "refused"
+    assert "damaged" in answer["reason"]

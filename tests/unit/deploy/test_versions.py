@@ -9,10 +9,10 @@ import torch
 
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.core.memory import Memory
-from lightning_fed.deploy.journal import Journal
+from lightning_fed.deploy.journal import LINES, Journal, Lines
 from lightning_fed.deploy.keys import NONE, Key
 from lightning_fed.deploy.versions import LostStateError, StaleError, Versions
-from lightning_fed.store import LeaseError
+from lightning_fed.store import DamagedRecordError, LeaseError
 
 FIRST, SECOND, THIRD = Key(1, 0, 0, 0), Key(1, 1, 0, 0), Key(1, 1, 0, 1)
 
@@ -113,3 +113,51 @@ def test_the_journal_keeps_the_last_two_checkpoints(tmp_path: Path) -> None:
             journal.checkpoint_for(round).write_text("state")
             journal.commit(round, {})
         assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["round-000002.ckpt", "round-000003.ckpt"]
+
+
+def test_any_changed_byte_of_a_journal_is_an_error_or_the_end_of_its_last_line(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        for round in (0, 1):
+            journal.checkpoint_for(round).write_text("state")
+            journal.commit(round, {"cohort": ["ann"]})
+    path = tmp_path / LINES
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            found = len(Lines(path).read())
+        except DamagedRecordError:
+            continue
+        assert (at, found) == (len(whole) - 1, 2)  # the line of round 1 was never ended
+    for text in (whole.replace(b"\n", b" ", 1), b""):
+        path.write_bytes(text)
+        with pytest.raises(DamagedRecordError):
+            Journal(tmp_path)  # a run is not begun anew for it
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+    path.write_bytes(whole)
+    Journal(tmp_path).close()
+
+
+def test_checkpoints_that_a_kill_has_left_are_removed(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        for round in range(3):
+            journal.checkpoint_for(round).write_text("state")
+            journal.commit(round, {})
+    for round in (0, 3):  # the first was not removed in time, the last has no line
+        journal.checkpoint_for(round).write_text("state")
+    with Journal(tmp_path):
+        assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["round-000001.ckpt", "round-000002.ckpt"]
+
+
+def test_lines_are_read_while_they_are_written_and_each_only_once(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        lines = Lines(tmp_path / LINES)
+        assert [entry["event"] for entry in lines.read()] == ["start"]
+        size = lines.size
+        with (tmp_path / LINES).open("ab") as file:
+            file.write(b'{"event": "ro')  # the beginning of a line
+        assert (len(lines.read()), lines.size) == (1, size)
+        with (tmp_path / LINES).open("rb+") as file:
+            file.truncate(size)
+        journal.commit(0, {})
+        assert [entry["event"] for entry in lines.read()] == ["start", "round"]
