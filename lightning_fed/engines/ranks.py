@@ -122,22 +122,23 @@ class RanksEngine:
         assert isinstance(states, States)
         blocks = self._plan(cohort)
         visits = [Visit(self.alone.round, cid, i, len(cohort)) for i, cid in enumerate(cohort)]
-        self._sums, self._own = {}, {}
         told = self.ranks.together(lambda: self._visit_share(step, states, down, blocks, visits))
         by_block = {k: parts for each in told for k, parts in each.items()}
         answers = self._take([by_block[k] for k in range(len(blocks))], visits)
+        # not kept until this engine is collected: it is part of a cycle, and its tensors may take gigabytes
+        sums, self._sums, own, self._own = self._sums, {}, self._own, {}
         if self.alone.policy.skips:
             for answer in answers:
-                yield answer if isinstance(answer, Failure) else self._known(answer)
+                yield answer if isinstance(answer, Failure) else self._known(answer, own)
             return
         like = next(part.like for parts in by_block.values() for part in parts)
-        total = summed(self.ranks, [block.rank for block in blocks], self._sums, like)
+        total = summed(self.ranks, [block.rank for block in blocks], sums, like)
         total = tree_map(lambda leaf: leaf.to(self.trainer.strategy.root_device), total)
-        yield Summed(total, [self._known(answer) for answer in answers if isinstance(answer, Answer)])
+        yield Summed(total, [self._known(answer, own) for answer in answers if isinstance(answer, Answer)])
 
-    def _known(self, answer: Answer) -> Reply[Any, Any]:
+    def _known(self, answer: Answer, made: Mapping[ClientId, Reply[Any, Any]]) -> Reply[Any, Any]:
         """A reply with state and model, where this process has made them; states on disk are read when needed."""
-        reply, own = answer.reply, self._own.get(answer.client)
+        reply, own = answer.reply, made.get(answer.client)
         if own is not None:
             return replace(reply, state=own.state, x_i=own.x_i)
         if isinstance(reply.state, Deferred) and isinstance(self.store, DiskStore):
@@ -197,7 +198,7 @@ class RanksEngine:
             return reply
         if self.inner is None:  # states of a stack are small
             self.stage(visit.client, reply)
-        self._own[visit.client] = reply
+        self._own[visit.client] = replace(reply, message=None)  # type: ignore[arg-type]
         if not self.alone.policy.skips:
             sent = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
             light: Any = {"message": None, "x_i": reply.x_i if self._whole else None, "bytes_up": sent}

@@ -24,6 +24,7 @@ from lightning_fed.evaluation.results import ClientEvaluations, Evaluation
 from lightning_fed.lightning import (
     batch_size_of,
     call_strategy_hook,
+    collect_rng_states,
     current_hook,
     is_overridden,
     is_param_in_hook_signature,
@@ -108,13 +109,28 @@ def _evaluate_all(
 def _by_rank(
     trainer: pl.Trainer, ids: Sequence[ClientId], evaluate: Callable[[ClientId], Evaluation | None]
 ) -> dict[ClientId, Evaluation]:
-    """Evaluate clients one by one, each in one of the processes of the run; all get all results, in this order."""
-    ranks = ranks_of(trainer)
+    """Evaluate clients one by one, each in one of the processes of the run; all get all results, in this order.
+
+    Every client begins with the same random state, and is evaluated by the same step, whoever came before it.
+    """
+    ranks, module, drawn = ranks_of(trainer), trainer.lightning_module, collect_rng_states()
 
     def share() -> dict[ClientId, Evaluation]:
-        return {cid: found for cid in ranks.share(ids) if (found := evaluate(cid)) is not None}
+        found = {}
+        for cid in ranks.share(ids):
+            set_rng_states(drawn)
+            if (result := evaluate(cid)) is not None:
+                found[cid] = result
+        set_rng_states(drawn)
+        return found
 
-    return ranks.merged(share, ids)
+    while True:
+        known = module in _TRAIN_MODE_ONLY
+        told = ranks.together(lambda: (share(), module in _TRAIN_MODE_ONLY))
+        if known or not any(failed for _, failed in told):
+            parts = {cid: result for part, _ in told for cid, result in part.items()}
+            return {cid: parts[cid] for cid in ids if cid in parts}
+        _TRAIN_MODE_ONLY.add(module)  # in all processes
 
 
 def _evaluate_together(

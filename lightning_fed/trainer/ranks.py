@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,6 +23,13 @@ MEETING = timedelta(minutes=5)
 SMALL = 2**20
 #: Bytes from which the buffer of a tensor travels by itself.
 LARGE = 2**16
+
+
+@dataclass(frozen=True)
+class _Unsendable:
+    """Sent in the place of something that cannot be sent."""
+
+    reason: str
 
 
 class RankError(RuntimeError):
@@ -72,8 +79,12 @@ class Ranks:
         """What every process has given, in the order of ranks; what this one gave is returned as it is."""
         if self.size == 1:
             return [thing]
+        try:
+            parcel = pack(thing)
+        except Exception as error:  # pickling may fail in any way; the others must hear of it
+            said = f"{type(error).__name__}: {error}"
+            thing, parcel = _Unsendable(said), pack(_Unsendable(said))  # type: ignore[assignment]
         self.barrier()
-        parcel = pack(thing)
         sizes = [len(buffer) for buffer in parcel.buffers]
         head = pickle.dumps((parcel.stream, sizes))
         lengths = self._gather_numbers([len(head), sum(sizes)])
@@ -86,6 +97,12 @@ class Ranks:
             if int(rest):
                 self._spread_buffers([np.asarray(buffer) for buffer in buffers], source)
             found.append(thing if own else unpack(stream, list(buffers)))
+        for rank, each in enumerate(found):
+            if isinstance(each, _Unsendable):
+                raise ValueError(
+                    f"{self.doing}: rank {rank} of {self.size} has something that cannot be sent to the other processes"
+                    f" ({each.reason}). Use devices=1, or do not leave it in an attribute, a metric or a state."
+                )
         return found
 
     def broadcast(self, thing: T, source: int = 0) -> T:
@@ -144,9 +161,19 @@ class Ranks:
         return tensor
 
     def barrier(self) -> None:
-        """Wait for all processes, and find out which one does not come."""
-        if self.size > 1:
-            self._wait(lambda: self._group.monitored_barrier(self.timeout, True))
+        """Wait for all processes, and find out which one does not come.
+
+        Not torch's monitored barrier, in which the others wait for a first process that hangs as long as for a meeting.
+        """
+        here = torch.zeros(1)
+        if not self.is_first:
+            self.send(here, 0)
+            self.receive(here, 0)
+            return
+        for other in range(1, self.size):
+            self.receive(here, other)
+        for other in range(1, self.size):
+            self.send(here, other)
 
     def _broadcast(self, tensor: Tensor, source: int) -> None:
         self.sent += tensor.nbytes * (source == self.rank)
@@ -187,18 +214,14 @@ class Ranks:
             if len(buffer) >= LARGE:
                 self._broadcast(torch.from_numpy(buffer if buffer.flags.writeable else buffer.copy()), source)
 
-    def _wait(self, call: Callable[[], Any], whom: str = "") -> None:
+    def _wait(self, call: Callable[[], Any], whom: str = "another rank") -> None:
         """Wait for a collective; name the process that is missing, if that is known, and the round."""
         try:
-            work = call()
-            if work is not None:
-                work.wait(self.timeout)
+            call().wait(self.timeout)
         except RuntimeError as error:
             said = str(error)
-            named = re.search(r"Ranks? ([0-9, ]+) failed", said)
-            missing = f"rank {named[1].strip()}" if named else whom or "another rank"
             raise RankError(
-                f"{self.doing}: rank {self.rank} of {self.size} got no answer from {missing}, which has died or has"
+                f"{self.doing}: rank {self.rank} of {self.size} got no answer from {whom}, which has died or has"
                 f" not come within {self.timeout}. The round is not committed: start the run again with"
                 ' ckpt_path="last" (torchrun --max-restarts=3 does so by itself). If visits take longer than that, use'
                 f" FederatedStrategy(timeout=...). ({said.splitlines()[0][:200]})"

@@ -20,6 +20,9 @@ from lightning_fed.trainer.ranks import MEETING, RankError, Ranks
 TIMEOUT = timedelta(minutes=5)
 
 _MEETINGS = count()
+#: Where processes meet, by address, port and number. Kept: a second Trainer of a script would make a store at the same
+#: port, and find that of the first where another process is slower.
+_STORES: dict[tuple[str, int, int], Any] = {}
 
 
 class FederatedStrategy(PlainStrategy):
@@ -58,6 +61,7 @@ class FederatedStrategy(PlainStrategy):
                 'strategy="federated" shares the clients of a FederatedServer, and there is none among the callbacks.'
                 ' Add one, or use strategy="ddp" to share the batches of a plain fit.'
             )
+        share_no_loaders(trainer)  # also without a server, in validate, test and predict
         super().setup(trainer)
 
     def model_to_device(self) -> None:
@@ -126,12 +130,15 @@ def _met(strategy: DDPStrategy, timeout: timedelta) -> Ranks:
     assert environment is not None
     os.environ["MASTER_ADDR"] = environment.main_address
     os.environ["MASTER_PORT"] = str(environment.main_port)
-    store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=max(timeout, MEETING))))
+    place = environment.main_address, environment.main_port, size
+    if place not in _STORES:
+        store, *_ = next(iter(torch.distributed.rendezvous("env://", rank, size, timeout=max(timeout, MEETING))))
+        _STORES[place] = store
     attempt = os.environ.get(
         "TORCHELASTIC_RESTART_COUNT", "0"
     )  # torchrun's store outlives the processes that it starts
     room = f"lightning_fed/{attempt}/{next(_MEETINGS)}"  # a script may have several Trainers, one after another
-    return Ranks.meet(torch.distributed.PrefixStore(room, store), rank, size, timeout)
+    return Ranks.meet(torch.distributed.PrefixStore(room, _STORES[place]), rank, size, timeout)
 
 
 def register() -> None:

@@ -5,8 +5,10 @@ Each case is run by the processes that Lightning, or torchrun, starts; the first
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import random
 import signal
 import sys
 import warnings
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -28,24 +31,27 @@ from lightning_fed.algorithms import FedADMM, FedDyn, FedLin, Scaffold
 from lightning_fed.callbacks import TheoryMeter
 from lightning_fed.core.memory import tensors_of
 from lightning_fed.engines import vectorized
+from lightning_fed.engines.ranks import RanksEngine
 from lightning_fed.trainer.strategy import FederatedStrategy
 
 ROUNDS = 4
 
 
 class Net(pl.LightningModule):
-    """A small classifier with BatchNorm, a metric and a scheduler by step."""
+    """A small classifier with BatchNorm, a metric and a scheduler by step; ``noise`` is drawn in evaluation too."""
 
-    def __init__(self, norm: bool = True, width: int = 6) -> None:
+    def __init__(self, norm: bool = True, width: int = 6, noise: bool = False) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width) if norm else nn.Tanh(), nn.Linear(width, 3))
         self.seen = MeanMetric()
-        self.stackable = not norm
+        self.stackable, self.noise = not norm, noise
 
     def training_step(self, batch: Any) -> Tensor:
         x, y = batch
         if not self.stackable and x.max() > 50:
             raise ValueError("a broken sensor")
+        if self.noise:
+            x = x * torch.rand(()) + random.random() + np.random.rand()
         loss = nn.functional.cross_entropy(self.net(x), y)
         self.log("train_loss", loss)
         return loss
@@ -75,6 +81,16 @@ class Fault(pl.Callback):
             os.kill(os.getpid(), self.number)
 
 
+class Held(pl.Callback):
+    """How many tensors the engines of rounds that are over hold."""
+
+    most = 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        engines = [each for each in gc.get_objects() if isinstance(each, RanksEngine)]
+        self.most = max([self.most, *(len(engine._own) + len(engine._sums) for engine in engines)])
+
+
 def data(broken: bool = False, clients: int = 9) -> FederatedDataModule:
     rng = torch.Generator().manual_seed(5)
     sizes = [6 + 4 * (i % 3) for i in range(clients)]
@@ -94,6 +110,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "disk, small": ({"algorithm": FedADMM(), "clients_per_round": 4, "store": "disk", "buffers": "local"}, {}),
     "personal": ({"algorithm": FedADMM(), "clients_per_round": 5, "personal": "net.2.*"}, {}),
     "skip": ({"algorithm": FedADMM(), "on_client_error": "skip"}, {}),
+    "noise": ({"algorithm": FedADMM(), "clients_per_round": 5}, {"noise": True}),
 }
 
 
@@ -103,7 +120,12 @@ def fit(name: str, folder: Path, ckpt_path: Any = None, rounds: int = ROUNDS, **
     torch.manual_seed(3)
     module = Net(**model)
     server = FederatedServer(**{"local_epochs": 1, "seed": 1, "figure": False, **settings})
-    callbacks = [server, *options.pop("callbacks", ()), *([TheoryMeter(every=2)] if name == "scaffold" else ())]
+    callbacks = [
+        server,
+        kept := Held(),
+        *options.pop("callbacks", ()),
+        *([TheoryMeter(every=2)] if name == "scaffold" else ()),
+    ]
     if options.pop("saves", True):
         callbacks.append(ModelCheckpoint(folder / name, save_last=True))
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
@@ -117,7 +139,8 @@ def fit(name: str, folder: Path, ckpt_path: Any = None, rounds: int = ROUNDS, **
     clients = {f"{cid}.{name}": value for cid, part in parts.items() for name, value in part.items()}
     clients |= {f"{cid}.visits": torch.tensor(m.visits) for cid, m in memories.items()}
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "federated/seconds"}
-    return {"model": module.state_dict(), "clients": clients, "metrics": metrics, "rank": trainer.global_rank}
+    found = {"model": module.state_dict(), "clients": clients, "metrics": metrics, "rank": trainer.global_rank}
+    return {**found, "held": kept.most}
 
 
 def _forked(name: str, strategy: str, devices: int) -> dict[str, Tensor]:

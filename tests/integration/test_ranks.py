@@ -117,6 +117,12 @@ def test_they_log_what_one_logs(case: str, two: Path, alone: Any) -> None:
             assert ours[name] == value or ours[name] != ours[name], name
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_rounds_that_are_over_hold_no_states(case: str, two: Path) -> None:
+    """The engine of a round is part of a cycle, so that gigabytes would wait for the garbage collector."""
+    assert found(two, case)["held"] == 0
+
+
 def test_one_process_writes_the_files(two: Path) -> None:
     for case in CASES:
         assert [path.name for path in (two / "csv" / case).iterdir()] == ["version_0"]
@@ -272,6 +278,16 @@ def test_an_error_in_one_rank_is_raised_in_all() -> None:
     assert in_threads(2, fails) == ["'data of client 7'"] * 2
 
 
+def test_something_that_cannot_be_sent_is_an_error_in_all_ranks() -> None:
+    def fails(ranks: Ranks) -> str:
+        ranks.doing = "round 3"
+        with pytest.raises(ValueError, match="round 3: rank 1 of 2 has something that cannot be sent") as error:
+            ranks.gather((lambda: None) if ranks.rank == 1 else "anything")
+        return str(error.value)
+
+    assert len({*in_threads(2, fails)}) == 1
+
+
 def test_ranks_with_other_data_are_refused() -> None:
     def check(ranks: Ranks) -> str:
         with pytest.raises(
@@ -283,27 +299,47 @@ def test_ranks_with_other_data_are_refused() -> None:
     assert in_threads(2, check)[0].startswith("Rank 0 has clients {'ann': 3}, rank 1 has {'ann': 4}.")
 
 
-@pytest.mark.parametrize("call", [Ranks.barrier, lambda ranks: ranks.receive(torch.empty(1), 1)])
-def test_a_rank_that_does_not_come_is_named(call: Callable[[Ranks], Any]) -> None:
+@pytest.mark.parametrize("absent", [0, 1])
+@pytest.mark.parametrize("call", [Ranks.barrier, lambda ranks: ranks.receive(torch.empty(1), 1 - ranks.rank)])
+def test_a_rank_that_does_not_come_is_named(call: Callable[[Ranks], Any], absent: int) -> None:
+    """Within the timeout, whichever it is."""
     over = threading.Event()
 
-    def wait(ranks: Ranks) -> str | None:
+    def wait(ranks: Ranks) -> bool:
         ranks.timeout, ranks.doing = timedelta(seconds=0.5), "round 7"
-        if ranks.rank == 1:
-            over.wait(20)
-            return None
-        with pytest.raises(RankError, match="round 7: rank 0 of 2 got no answer from rank 1") as error:
+        if ranks.rank == absent:
+            return over.wait(20)
+        with pytest.raises(RankError, match=f"round 7: rank {1 - absent} of 2 got no answer from rank {absent}"):
             call(ranks)
         over.set()
-        return str(error.value)
+        return True
 
-    assert in_threads(2, wait)[0]
+    assert in_threads(2, wait) == [True, True]
 
 
 @pytest.mark.parametrize("strategy", ["federated", "federated_fork", "federated_notebook", "federated_spawn"])
 def test_the_strategy_is_known_by_name(strategy: str) -> None:
     trainer = pl.Trainer(strategy=strategy, accelerator="cpu", devices=3, barebones=True)
     assert (type(trainer.strategy).__name__, trainer.world_size) == ("FederatedStrategy", 3)
+
+
+def test_every_process_evaluates_all_batches_without_a_server_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning would deal them out, and nothing reduces what each process measures on its share."""
+    trainer = pl.Trainer(strategy="federated", accelerator="cpu", devices=2, barebones=True)
+    trainer.state.fn = "validate"
+    monkeypatch.setattr("pytorch_lightning.strategies.ParallelStrategy.setup", lambda *_: None)
+    trainer.strategy.setup(trainer)
+    assert not trainer._accelerator_connector.use_distributed_sampler
+
+
+def test_trainers_of_one_script_meet_in_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is ahead would connect to the store of the trainer before, which is about to end."""
+    made = []
+    monkeypatch.setattr("torch.distributed.rendezvous", lambda *_, **__: iter([(made.append(1) or HashStore(), 0, 1)]))
+    monkeypatch.setattr("lightning_fed.trainer.strategy._STORES", {})
+    for _ in range(2):
+        pl.Trainer(strategy="federated", accelerator="cpu", devices=1, barebones=True).strategy.setup_distributed()
+    assert len(made) == 1
 
 
 def test_a_fit_without_a_server_is_refused() -> None:
