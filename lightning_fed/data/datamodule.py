@@ -15,6 +15,7 @@ from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import below_one, whole
 from lightning_fed.data.augmented import InVisit, as_augmented, as_it_is, evaluated, placed
+from lightning_fed.data.columns import class_names
 from lightning_fed.data.huggingface import deal, formatted, splits_of
 from lightning_fed.data.loading import (
     Collate,
@@ -217,6 +218,7 @@ class FederatedDataModule(pl.LightningDataModule):
         for split in (split for split in ("val", "test") if split in ready):
             held = {cid: Subset(ready[split], rows) for cid, rows in dealt[split].items()}
             data.set_split(split, held, strangers=True)
+        data.class_names = class_names(splits["train"], label) or data.class_names
         return data
 
     def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
