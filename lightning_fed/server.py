@@ -602,7 +602,7 @@ class FederatedServer(FederatedCallback):
         self.federation = federation = self._found(examples, self._module, lr_sum)
         if self.personal:
             sent = num_bytes(federation.x0)
-            rank_zero_info(self.personal.described(federation.parameters, federation.first, sent))
+            rank_zero_info(self.personal.described(self._module, federation.first, sent))
         federation.expelled = [cid for cid in data.client_ids if cid not in examples]
         if saved is not None:
             self._turnover.load(federation, saved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -74,20 +74,32 @@ def maybe_random(transform: Any) -> list[str]:
     return [getattr(step, "__name__", type(step).__name__) for step in unknown]
 
 
-def view(dataset: Any, transform: Any, in_memory: bool | None) -> View:
+def view(dataset: Any, transform: Any, in_memory: bool | None, alike: bool = True) -> View:
     """How to read samples of a dataset through a transform without random numbers: from memory if it may be.
 
     Args:
         in_memory: None decides by size.
+        alike: refuse images of unlike shapes, if all are read.
     """
-    stored = None if in_memory is False else _stored(dataset, transform, MOST_BYTES if in_memory is None else None)
+    most = MOST_BYTES if in_memory is None else None
+    stored = None if in_memory is False else _stored(dataset, transform, most, alike)
     if stored is None:
         return lambda rows: Transformed(Subset(dataset, rows), transform)
     tensors, of_batch = stored
     return lambda rows: TensorRows(tensors, torch.as_tensor(rows, dtype=torch.int64), of_batch)
 
 
-def _stored(dataset: Any, transform: Any, most: int | None) -> tuple[list[Tensor], Any] | None:
+def unlike(shapes: Iterable[Sequence[int]]) -> ValueError:
+    """The error for images that make no batch."""
+    one, other = [tuple(shape) for shape in shapes][:2]
+    needed = ["v2.RGB()"] * (one[:-2] != other[:-2]) + ["v2.Resize((64, 64))"] * (one[-2:] != other[-2:])
+    return ValueError(
+        f"Images have the shapes {one} and {other}, and a batch needs one. Begin transform and eval_transform with"
+        f" {' and '.join(needed)}, or give loader_options={{'collate_fn': ...}}."
+    )
+
+
+def _stored(dataset: Any, transform: Any, most: int | None, alike: bool) -> tuple[list[Tensor], Any] | None:
     """Images and labels, and what makes samples of them; None if they are too large or unequal.
 
     What works by entry (conversions, normalisation) comes last, for batches: bytes take a quarter of the memory.
@@ -101,14 +113,16 @@ def _stored(dataset: Any, transform: Any, most: int | None) -> tuple[list[Tensor
         most is not None and first.numel() * first.element_size() * len(dataset) > most
     ):
         return None
-    images = _pixels(dataset, head, first)
-    if images is None:
+    read = _stored_pixels(dataset, head)
+    if read is None and (read := _read_pixels(dataset, head, first, alike)) is None:
         return None
+    images, labels = read
     of_batch = row_by_row(partial(_samples, steps=tail, kind=type(first)))
-    for i in {0, len(dataset) // 2, len(dataset) - 1}:  # a data set of a user may store other pixels than it gives
-        if not torch.equal(of_batch([images[i : i + 1], torch.zeros(1)])[0][0], _plain(transform(dataset[i][0]))):
+    for i in {0, len(dataset) // 2, len(dataset) - 1}:  # bits may depend on the device, or a step on what it is given
+        batch = [images[[i]], labels[[i]]]  # copies, since a step may work in place
+        if not torch.equal(of_batch(batch)[0][0], _plain(transform(dataset[i][0]))):
             return None
-    return [images, torch.as_tensor(labels_of(dataset))], of_batch
+    return [images, labels], of_batch
 
 
 def _samples(batch: list[Tensor], steps: Sequence[Any], kind: type[Tensor]) -> list[Tensor]:
@@ -126,18 +140,27 @@ def _through(steps: Sequence[Any], image: Any) -> Any:
     return image
 
 
-def _pixels(dataset: Any, head: Sequence[Any], first: Tensor) -> Tensor | None:
-    """All images after the first steps; None if they are not of one shape."""
+def _stored_pixels(dataset: Any, head: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """All images and labels as a class of torchvision stores them, if the first steps only make tensors of them."""
     from torchvision import datasets
 
     name = type(dataset).__name__
-    known = name in STORED and type(dataset) is getattr(datasets, name)
-    if known and all(type(step) in _kinds()[2] for step in head):
-        return STORED[name](torch.as_tensor(dataset.data)).contiguous()
+    known = name in STORED and type(dataset) is getattr(datasets, name)  # a class of the user's may give other pixels
+    if not known or any(type(step) not in _kinds()[2] for step in head):
+        return None
+    return STORED[name](torch.as_tensor(dataset.data)).contiguous(), torch.as_tensor(labels_of(dataset))
+
+
+def _read_pixels(dataset: Any, head: Sequence[Any], first: Tensor, alike: bool) -> tuple[Tensor, Tensor] | None:
+    """All images after the first steps, and their labels; None if images are not of one shape and need not be."""
     images = torch.empty((len(dataset), *first.shape), dtype=first.dtype)
+    labels = torch.empty(len(dataset), dtype=torch.int64)
     for i in range(len(dataset)):
-        image = _through(head, dataset[i][0])
+        sample, label = dataset[i]
+        image = _through(head, sample)
+        if image.shape != first.shape and alike:
+            raise unlike([first.shape, image.shape])
         if image.shape != first.shape or image.dtype != first.dtype:
             return None
-        images[i] = image
-    return images
+        images[i], labels[i] = image, int(label)
+    return images, labels

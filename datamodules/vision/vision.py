@@ -13,7 +13,7 @@ from lightning_fed.data.augmented import Augmented
 from lightning_fed.data.datamodule import SPLITS, FederatedDataModule
 from lightning_fed.data.partition import Rule, as_partitioner
 from lightning_fed.datamodules.vision.catalogue import Source, find
-from lightning_fed.datamodules.vision.checks import check_images, check_labels, check_transforms
+from lightning_fed.datamodules.vision.checks import check_images, check_labels, check_steady, check_transforms
 from lightning_fed.datamodules.vision.dealing import Dealing, Hand
 from lightning_fed.datamodules.vision.pixels import View, floats, maybe_random, view
 
@@ -108,6 +108,7 @@ class Vision(FederatedDataModule):
             return
         parts = {split: self.source.make(split) for split in self.source.splits}
         check_labels(self.source.name, parts["train"])
+        check_steady(self.eval_transform, parts["train"][0][0])
         dealt = self.dealing.deal(parts)
         views = {
             name: self._views(part) for name, part in parts.items() if name in {used for used, _ in dealt.values()}
@@ -118,19 +119,25 @@ class Vision(FederatedDataModule):
             self.set_split(split, {cid: read(rows) for cid, rows in hand.items()}, strangers=split != "train")
         if self.collate_fn is None:
             check_images(self)
-        self.class_names = tuple(map(str, getattr(parts["train"], "classes", ())))
+        self.class_names = tuple(map(_first_name, getattr(parts["train"], "classes", ())))
         self.description = self._described({split: hand for split, (_, hand) in dealt.items()})
 
     def _views(self, part: Any) -> tuple[View, View]:
         """How to read images of a part of the data set: to evaluate, and to train on them."""
-        evaluated = view(part, self.eval_transform, self.in_memory)
+        alike = self.collate_fn is None
+        evaluated = view(part, self.eval_transform, self.in_memory, alike)
         if self.transform is self.eval_transform:
             return evaluated, evaluated
         if not maybe_random(self.transform):
-            return evaluated, view(part, self.transform, self.in_memory)
+            return evaluated, view(part, self.transform, self.in_memory, alike)
         return evaluated, lambda rows: Augmented(Subset(part, rows), self.transform, evaluated(rows))
 
     def _described(self, hands: Mapping[str, Hand]) -> str:
         counts = {split: sum(map(len, hands[split].values())) for split in SPLITS if split in hands}
         images = ", ".join(f"{count} {split}" for split, count in counts.items())
         return f"{self.source.name} ({len(hands['train'])} clients, {images} images, {self.partition})"
+
+
+def _first_name(names: Any) -> str:
+    """The name of a class; the first, if it has several."""
+    return str(names[0] if isinstance(names, tuple) and names else names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -90,15 +90,20 @@ class Personal:
         if not any(name in self for name in names):
             raise ValueError(f"FederatedServer.personal={list(self.patterns)} leaves no parameter or buffer personal.")
 
-    def described(self, parameters: Iterable[str], first: Mapping[str, Tensor], sent: int) -> str:
-        """What is personal, in a sentence; ``sent`` is the number of bytes of a vector that is sent."""
-        own = {name: t for name, t in first.items() if name in set(parameters)}
+    def described(self, module: nn.Module, first: Mapping[str, Tensor], sent: int) -> str:
+        """What is personal, in a sentence; ``sent`` is the number of bytes of a vector that is sent.
+
+        Frozen parameters that match would not be sent either: they are no saving.
+        """
+        parameters = dict(module.named_parameters())
+        own = [t for name, t in first.items() if name in parameters]
+        saved = num_bytes([t for name, t in first.items() if name in parameters and parameters[name].requires_grad])
+        frozen = sum(name in parameters and not parameters[name].requires_grad for name in first)
         names = ", ".join([*first][:6]) + (", ..." if len(first) > 6 else "")
-        saved = num_bytes(own)
         return (
-            f"Personal parameters: {len(own)} ({sum(t.numel() for t in own.values()):,} numbers), personal buffers:"
-            f" {len(first) - len(own)}. They stay with the clients, which saves {saved:,} of {saved + sent:,} bytes of"
-            f" each model that is sent: {names}."
+            f"Personal parameters: {len(own)} ({sum(t.numel() for t in own):,} numbers"
+            f"{f'; {frozen} are frozen' if frozen else ''}), personal buffers: {len(first) - len(own)}. They stay with"
+            f" the clients, which saves {saved:,} of {saved + sent:,} bytes of each model that is sent: {names}."
         )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, default_collate
 
 from lightning_fed.core.randomness import seed_global
-from lightning_fed.data.loading import check_callable, fresh_generator
+from lightning_fed.data.loading import Collate, check_callable, fresh_generator
 from lightning_fed.data.partition import labels_of
 from lightning_fed.lightning import isolate_rng
 
@@ -98,31 +98,42 @@ def evaluated(dataset: Dataset[Any]) -> Dataset[Any]:
     return dataset if augmented is None else augmented.plain
 
 
-class InVisit(Dataset[tuple[Any, Any]]):
+class InVisit(Dataset[Any]):
     """Augmented samples by ``(place, index)``: the place of a sample in its epoch decides its draws.
 
-    The global streams are restored after each batch, since a module may draw from them, for dropout.
+    Batches are collated here, with draws of their own, since a collation may mix samples at random. The global streams
+    are restored after each batch, since a module may draw from them, for dropout.
     """
 
-    def __init__(self, augmented: Augmented, generator: Generator | None) -> None:
+    def __init__(
+        self, augmented: Augmented, generator: Generator | None, collate_fn: Collate = default_collate
+    ) -> None:
         source = fresh_generator() if generator is None else generator.clone_state()
-        self.augmented, self.seed = augmented, int(torch.empty((), dtype=torch.int64).random_(generator=source))
+        self.augmented, self.collate_fn = augmented, collate_fn
+        self.seed = int(torch.empty((), dtype=torch.int64).random_(generator=source))
 
     def __len__(self) -> int:
         return len(self.augmented)
 
-    def __getitem__(self, placed: tuple[int, int]) -> tuple[Any, Any]:
-        return self.__getitems__([placed])[0]
+    def __getitem__(self, placed: tuple[int, int]) -> Any:
+        return self.__getitems__([placed])
 
-    def __getitems__(self, batch: Sequence[tuple[int, int]]) -> list[tuple[Any, Any]]:
-        """The samples of a batch, as a ``DataLoader`` asks for them."""
+    def __getitems__(self, batch: Sequence[tuple[int, int]]) -> Any:
+        """A batch, as a ``DataLoader`` with a collation that keeps it asks for it."""
         with isolate_rng():
-            return list(self._drawn(batch))
+            samples = list(self._drawn(batch))
+            seed_global(self.seed, batch[0][0], "batch")
+            return self.collate_fn(samples)
 
     def _drawn(self, batch: Sequence[tuple[int, int]]) -> Iterator[tuple[Any, Any]]:
         for place, index in batch:
             seed_global(self.seed, place)
             yield self.augmented[index]
+
+
+def as_it_is(batch: Any) -> Any:
+    """The batch of an ``InVisit``, which has collated it."""
+    return batch
 
 
 def placed(batches: Sequence[Tensor]) -> list[list[tuple[int, int]]]:

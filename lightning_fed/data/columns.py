@@ -43,6 +43,16 @@ def column_labels(dataset: Any, rows: Sequence[int] | None = None) -> NDArray[An
     return np.asarray(column(dataset, _label_column(dataset), rows))
 
 
+def class_names(dataset: Any, label: str | None) -> tuple[str, ...]:
+    """The names of the classes 0, 1, ... if the label is a ``ClassLabel``."""
+    if label is None:
+        try:
+            label = _label_column(dataset)
+        except ValueError:
+            return ()
+    return tuple(getattr(dataset.features.get(label), "names", None) or ())
+
+
 def _label_column(dataset: Any) -> str:
     for name in ("label", "labels"):
         if name in dataset.column_names:

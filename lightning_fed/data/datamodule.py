@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler, Subset, default_collate
 from typing_extensions import Self
 
 from lightning_fed.core.memory import ClientId
 from lightning_fed.core.randomness import numpy_generator
 from lightning_fed.core.validation import below_one, whole
-from lightning_fed.data.augmented import InVisit, as_augmented, evaluated, placed
+from lightning_fed.data.augmented import InVisit, as_augmented, as_it_is, evaluated, placed
+from lightning_fed.data.columns import class_names
 from lightning_fed.data.huggingface import deal, formatted, splits_of
 from lightning_fed.data.loading import (
     Collate,
@@ -217,6 +218,7 @@ class FederatedDataModule(pl.LightningDataModule):
         for split in (split for split in ("val", "test") if split in ready):
             held = {cid: Subset(ready[split], rows) for cid, rows in dealt[split].items()}
             data.set_split(split, held, strangers=True)
+        data.class_names = class_names(splits["train"], label) or data.class_names
         return data
 
     def set_split(self, split: str, datasets: Federation, *, strangers: bool = False) -> None:
@@ -337,8 +339,8 @@ class FederatedDataModule(pl.LightningDataModule):
         """
         dataset = self.client_dataset(cid)
         if (augmented := as_augmented(dataset)) is not None:
-            drawn = InVisit(augmented, generator)
-            return self._dataloader(drawn, batch_sampler=placed(batches), generator=generator)
+            drawn = InVisit(augmented, generator, self.collate_fn or default_collate)
+            return self._dataloader(drawn, batch_sampler=placed(batches), generator=generator, collate_fn=as_it_is)
         memory = self._in_memory(dataset)
         if memory is not None:
             return TensorLoader(*memory, batch_size=self.batch_size, batches=batches)
@@ -403,7 +405,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return None if self.collate_fn is not None else in_memory(dataset)
 
     def _dataloader(self, dataset: Dataset[Any], **how: Any) -> DataLoader[Any]:
-        return DataLoader(dataset, collate_fn=self.collate_fn, **self.loader_options, **how)
+        return DataLoader(dataset, **{"collate_fn": self.collate_fn, **self.loader_options, **how})
 
     def _members(self, split: str) -> dict[ClientId, Dataset[Any]]:
         if not self.has_split(split):

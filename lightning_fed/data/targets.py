@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 #: Attributes in which data sets of torchvision keep one label per sample, or pairs that end with it.
-PLACES = ("targets", "labels", "_labels", "y", "samples", "_samples")
+PLACES = ("targets", "labels", "_labels", "_bin_labels", "y", "samples", "_samples", "_flat_character_images")
+#: Number of classes of which the first and the last sample are read, to see whether what is stored are the labels.
+CLASSES_READ = 32
 
 
 def is_torchvision(dataset: object) -> bool:
@@ -20,7 +22,8 @@ def is_torchvision(dataset: object) -> bool:
 def stored_labels(dataset: Any) -> NDArray[Any] | None:
     """One label per sample, as the dataset stores them; None if it does not, or stores something else.
 
-    One sample is read: its label tells whether the stored numbers are the labels.
+    A few samples are read, some of each class, whose labels tell whether the stored numbers are the labels: an option
+    of the data set or a class that inherits from it may have chosen others.
     """
     n = len(dataset)
     for name in PLACES:
@@ -51,6 +54,12 @@ def _as_given(dataset: Any, labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _is_label(dataset: Any, labels: NDArray[Any]) -> bool:
-    first = dataset[0]
-    own = first[-1] if isinstance(first, tuple | list) else None
-    return np.isscalar(own) and own == labels[0] if not isinstance(own, torch.Tensor) else own.tolist() == labels[0]
+    classes, first = np.unique(labels, return_index=True)
+    last = len(labels) - 1 - np.unique(labels[::-1], return_index=True)[1]
+    some = slice(None, None, -(-len(classes) // CLASSES_READ))
+    return all(_has_label(dataset[i], labels[i]) for i in {*first[some].tolist(), *last[some].tolist()})
+
+
+def _has_label(sample: Any, label: Any) -> bool:
+    own = sample[-1] if isinstance(sample, tuple | list) else None
+    return np.isscalar(own) and own == label if not isinstance(own, torch.Tensor) else own.tolist() == label

@@ -30,7 +30,20 @@ class Dropping(MLP):
         return super().forward(torch.nn.functional.dropout(x, 0.2, self.training))
 
 
-def fit(folder: Path, rounds: int = 2, ckpt_path: Any = None, num_workers: int = 0, **settings: Any) -> Tensor:
+def blended(samples: list[Any]) -> list[Tensor]:
+    """A collation that mixes images at random; it is used for evaluation too."""
+    images, labels = torch.utils.data.default_collate(samples)
+    return [images + torch.rand(()) * images.flip(0), labels]
+
+
+def fit(
+    folder: Path,
+    rounds: int = 2,
+    ckpt_path: Any = None,
+    num_workers: int = 0,
+    collate_fn: Any = None,
+    **settings: Any,
+) -> Tensor:
     data = Vision(
         "FakeData",
         Dirichlet(3, 1.0, min_examples=5),
@@ -38,7 +51,7 @@ def fit(folder: Path, rounds: int = 2, ckpt_path: Any = None, num_workers: int =
         transform=v2.Compose([v2.RandomCrop(6, padding=1), v2.RandomHorizontalFlip(), v2.ColorJitter(0.3), *FLOATS]),
         eval_transform=v2.Compose(FLOATS),
         batch_size=4,
-        loader_options={"num_workers": num_workers},
+        loader_options={"num_workers": num_workers, "collate_fn": collate_fn},
     )
     pl.seed_everything(0, verbose=False)
     module = Dropping((108, 4, 3), log_train=False)
@@ -59,6 +72,12 @@ def fit(folder: Path, rounds: int = 2, ckpt_path: Any = None, num_workers: int =
 @pytest.mark.parametrize("how", [{"num_workers": 2}, {"workers": 2}], ids=str)
 def test_neither_loading_processes_nor_engines_change_a_bit(tmp_path: Path, how: dict[str, int]) -> None:
     assert torch.equal(fit(tmp_path, rounds=1, **how), fit(tmp_path, rounds=1))
+
+
+def test_a_collation_that_draws_does_so_from_the_place_of_its_batch(tmp_path: Path) -> None:
+    run = fit(tmp_path, rounds=1, collate_fn=blended)
+    assert torch.equal(fit(tmp_path, rounds=1, collate_fn=blended, num_workers=2), run)
+    assert not torch.equal(fit(tmp_path, rounds=1), run)
 
 
 def test_a_resumed_run_draws_the_same_images(tmp_path: Path) -> None:

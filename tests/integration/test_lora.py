@@ -30,9 +30,9 @@ class Backbone(nn.Module):
 
 
 class Adapted(pl.LightningModule):
-    def __init__(self, rank: int = 2) -> None:
+    def __init__(self, rank: int = 2, dropout: float = 0.1) -> None:
         super().__init__()
-        config = peft.LoraConfig(r=rank, target_modules=["first"], modules_to_save=["head"], lora_dropout=0.1)
+        config = peft.LoraConfig(r=rank, target_modules=["first"], modules_to_save=["head"], lora_dropout=dropout)
         self.model = peft.get_peft_model(Backbone(), config)
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -49,9 +49,11 @@ def data() -> FederatedDataModule:
     return FederatedDataModule([TensorDataset(x[i], (x[i, 0] > 0).long()) for i in parts], batch_size=4)
 
 
-def fit(folder: Path, rounds: int, ckpt_path: Any = None) -> tuple[Adapted, pl.Trainer, Path]:
+def fit(
+    folder: Path, rounds: int, ckpt_path: Any = None, kind: type[Adapted] = Adapted, **settings: Any
+) -> tuple[Adapted, pl.Trainer, Path]:
     pl.seed_everything(0, verbose=False)
-    module, server = Adapted(), FederatedServer(FedADMM(eta=0.1), clients_per_round=2, local_epochs=1)
+    module, server = kind(), FederatedServer(FedADMM(eta=0.1), clients_per_round=2, local_epochs=1, **settings)
     options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = pl.Trainer(default_root_dir=folder, max_epochs=rounds, callbacks=[server], **options)
     trainer.fit(module, datamodule=data(), ckpt_path=ckpt_path)
@@ -85,6 +87,54 @@ def test_a_resumed_run_ends_in_the_same_bits(tmp_path: Path) -> None:
     _, _, saved = fit(tmp_path / "half", rounds=2)
     resumed, _, _ = fit(tmp_path / "half", rounds=4, ckpt_path=saved)
     assert all(torch.equal(p, trained(resumed)[name]) for name, p in trained(whole).items())
+
+
+def test_adapters_are_saved_loaded_and_merged_with_peft(tmp_path: Path) -> None:
+    module, _, _ = fit(tmp_path, rounds=2)
+    module.model.save_pretrained(tmp_path / "adapters")
+    pl.seed_everything(0, verbose=False)
+    loaded = peft.PeftModel.from_pretrained(Backbone(), tmp_path / "adapters").eval()
+    x = torch.randn(3, 200)
+    with torch.no_grad():
+        wanted = module.model.eval()(x)
+        assert torch.equal(loaded(x), wanted)
+        torch.testing.assert_close(module.model.merge_and_unload()(x), wanted)
+    size = (tmp_path / "adapters" / "adapter_model.safetensors").stat().st_size
+    assert size < 4 * sum(p.numel() for p in trained(Adapted()).values()) + 1000
+
+
+def test_adapters_may_be_personal_and_the_head_shared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def sent(trainer: pl.Trainer) -> float:
+        return float(trainer.callback_metrics["federated/bytes_up"])
+
+    module, trainer, _ = fit(tmp_path, rounds=1, personal="*lora*")
+    head = sum(p.numel() for name, p in trained(module).items() if "head" in name)
+    assert sent(trainer) == 2 * 4 * head
+    caplog.clear()
+    _, trainer, _ = fit(tmp_path, rounds=1, personal="*head*")  # PEFT keeps the first head beside it, frozen
+    adapters = sum(p.numel() for name, p in trained(module).items() if "lora" in name)
+    assert sent(trainer) == 2 * 4 * adapters
+    (said,) = (line for line in caplog.messages if line.startswith("Personal parameters"))
+    assert f"4 ({2 * head:,} numbers; 2 are frozen)" in said
+    assert f"saves {4 * head:,} of {4 * (head + adapters):,} bytes" in said
+
+
+class Stacked(Adapted):
+    stackable = True
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+
+
+class OneByOne(Stacked):
+    stackable = False
+
+
+def test_stacked_clients_train_the_same_adapters(tmp_path: Path) -> None:
+    stacked, _, _ = fit(tmp_path, rounds=1, kind=Stacked, engine="vectorized", compile=False)
+    one_by_one, _, _ = fit(tmp_path, rounds=1, kind=OneByOne)
+    for name, p in trained(stacked).items():
+        torch.testing.assert_close(p, trained(one_by_one)[name], rtol=1e-4, atol=1e-6)
 
 
 def test_the_example_learns_with_a_fraction_of_the_bytes(

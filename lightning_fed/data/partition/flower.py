@@ -32,8 +32,18 @@ class Flower(Partition):
     partitioner: Any
 
     def __call__(self, dataset: Dataset[Any]) -> dict[ClientId, list[int]]:
+        name = type(self.partitioner).__name__
+        if name.startswith("Vertical"):
+            raise ValueError(f"{name} deals columns, and clients need samples of their own. Use another partitioner.")
         own = copy.deepcopy(self.partitioner)  # which takes one dataset in its life
         own.dataset = _columns(dataset)
+        seen = [column for column in own.dataset.column_names if column != ROW]
+        try:
+            return self._dealt(own)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"{name} of flwr-datasets, which sees the columns {', '.join(seen)}: {error}") from error
+
+    def _dealt(self, own: Any) -> dict[ClientId, list[int]]:
         names = getattr(own, "partition_id_to_natural_id", None)
         dealt: dict[ClientId, list[int]] = {}
         for i in range(own.num_partitions):

@@ -44,7 +44,7 @@ def test_natural_partitions_keep_their_names() -> None:
     assert len(dealt) == 4
 
 
-@pytest.mark.parametrize("kind", ["IidPartitioner", "LinearPartitioner"])
+@pytest.mark.parametrize("kind", ["IidPartitioner", "LinearPartitioner", "SquarePartitioner"])
 def test_other_partitioners_deal_every_sample_once(kind: str) -> None:
     dealt = deal_samples(getattr(partitioners, kind)(5), TensorDataset(torch.zeros(N, 2), torch.tensor(LABELS)))
     assert sorted(np.concatenate(list(dealt.values())).tolist()) == list(range(N))
@@ -57,3 +57,15 @@ def test_a_function_that_hands_flowers_indices_on_is_a_partition_too() -> None:
         return [rule.load_partition(i)["row"][:] for i in range(3)]
 
     assert len(deal_samples(dealt, TensorDataset(torch.zeros(N, 2), torch.tensor(LABELS)))) == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (partitioners.VerticalEvenPartitioner(2), "VerticalEvenPartitioner deals columns, and clients need samples"),
+        (partitioners.NaturalIdPartitioner("speaker"), r"NaturalIdPartitioner .* sees the columns label: .*speaker"),
+    ],
+)
+def test_partitioners_that_find_no_samples_are_named(rule: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        deal_samples(rule, TensorDataset(torch.zeros(N, 2), torch.tensor(LABELS)))

@@ -99,6 +99,9 @@ def test_another_column_may_be_the_label() -> None:
     named = dataset.remove_columns("label").cast_column("fine", datasets.ClassLabel(num_classes=6))
     dealt = federate(named, Shards(6, 1))
     assert {len({row % 6 for row in rows_of(dealt, cid)}) for cid in dealt.client_ids} == {1}
+    assert federate(named, IID(2)).class_names == tuple("012345")
+    assert federate(named.rename_column("fine", "kind"), IID(2), label="kind").class_names == tuple("012345")
+    assert federate(dataset, IID(2)).class_names == ()
     with pytest.raises(ValueError, match=r"Which column is the label\? The dataset has speaker, ids, fine"):
         federate(dataset.remove_columns("label"), Shards(6, 1))
 
