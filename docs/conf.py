@@ -65,6 +65,7 @@ autodoc_preserve_defaults = True
 default_role = "code"  # single backticks in docstrings
 napoleon_numpy_docstring = False
 python_use_unqualified_type_names = True
+maximum_signature_line_length = 100  # longer ones have a line for each argument
 
 # gallery
 sphinx_gallery_conf = {
@@ -76,12 +77,15 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "within_subsection_order": "FileNameSortKey",
+    "thumbnail_size": (520, 364),
+    "write_computation_times": False,  # its page loads scripts from elsewhere
 }
 
 # looks
 html_theme = "furo"
 html_title = "lightning-fed"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False

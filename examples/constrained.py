@@ -18,8 +18,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fed import Exact, FederatedDataModule, FederatedServer, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM
-from lightning_fed.laboratory.quadratic import Loss, Solver
-from lightning_fed.laboratory.simulate import History
+from lightning_fed.laboratory import History, Loss, Solver
 from lightning_fed.partition import IID
 from lightning_fed.prox import Box, Prox
 from lightning_fed.sampling import Uniform
@@ -134,7 +133,7 @@ def fit(bound: float, rounds: int = 8) -> list[float]:
     data = FederatedDataModule.from_dataset(TensorDataset(X, X.sum(-1)), IID(clients=8), batch_size=10)
     server = FederatedServer(FedADMM(eta=1.0, g=Box(-bound, bound)), clients_per_round=3, evaluate_every=0)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"), False)
-    trainer = pl.Trainer(max_epochs=rounds, accelerator="cpu", callbacks=[server], **quiet)
+    trainer = pl.Trainer(max_epochs=rounds, accelerator="cpu", callbacks=[server], limit_val_batches=0, **quiet)
     trainer.fit(module := Regression(), datamodule=data)
     return module.largest
 

@@ -10,7 +10,7 @@ from lightning_fed.callbacks.rich_progress import FederatedRichProgressBar
 from lightning_fed.callbacks.sparsity import Sparsity
 from lightning_fed.callbacks.theory_meter import TheoryMeter
 from lightning_fed.callbacks.tolerance import LocalTolerance
-from lightning_fed.trainer.hooks import FederatedCallback
+from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, Visit
 
 __all__ = [
     "ClientEvaluation",
@@ -22,6 +22,8 @@ __all__ = [
     "FinalFigure",
     "LocalTolerance",
     "OptunaPruning",
+    "RoundReport",
     "Sparsity",
     "TheoryMeter",
+    "Visit",
 ]

@@ -8,6 +8,7 @@ from lightning_fed.core.failures import FailurePolicy, Fault, Retry
 from lightning_fed.core.messages import Broadcast, Reply, Total
 from lightning_fed.core.problem import Local, LocalProblem, Question, Solution, StepMap
 from lightning_fed.core.records import num_bytes, record, tree_map, wide
+from lightning_fed.core.table import Table
 from lightning_fed.core.traits import Traits
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Solution",
     "Start",
     "StepMap",
+    "Table",
     "Total",
     "Traits",
     "Weights",

@@ -46,6 +46,15 @@ class Selective(Prox):
 
     Subclasses write ``value`` and ``shrink`` for one array, and have ``on`` and perhaps ``scope`` among their fields.
     Other parameters do not enter the value, and the prox does not change them.
+
+    >>> class Ridge(Selective):  # 1/2 |x|^2
+    ...     def value(self, x):
+    ...         return (x**2).sum(-1) / 2
+    ...
+    ...     def shrink(self, v, t):
+    ...         return v / (1 + t)
+    >>> Ridge().prox(torch.tensor([2.0, -4.0]), 1.0)
+    tensor([ 1., -2.])
     """
 
     on: Patterns = None
@@ -105,6 +114,7 @@ class Selective(Prox):
         return bound
 
     def acts_on(self, layout: Layout) -> tuple[str, ...]:
+        """Names of the parameters that match ``on``."""
         return layout.names if self.on is None else matching(self, self.on, layout.names)
 
     @property

@@ -27,6 +27,14 @@ class History:
     """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start.
 
     ``answers[k]`` holds the solvers' results of round k, by client: steps, and exactness if there is a tolerance.
+
+    >>> from lightning_fed import Quadratic
+    >>> from lightning_fed.algorithms import FedAvg
+    >>> history = simulate(FedAvg(), [Quadratic.scalar(1.0, 1.0), Quadratic.scalar(1.0, 3.0)], rounds=2)
+    >>> len(history), len(history.server), history.cohorts
+    (2, 3, [[0, 1], [0, 1]])
+    >>> [float(state.x_bar) for state in history.server]
+    [0.0, 2.0, 2.0]
     """
 
     server: list[Any] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """Regularisers and constraints ``g``: a value and a proximal operator each."""
 
 from lightning_fed.core.prox import Prox
+from lightning_fed.core.selective import Selective
 from lightning_fed.core.zero import Zero
 from lightning_fed.prox.affine import Affine
 from lightning_fed.prox.box import Box
@@ -35,6 +36,7 @@ __all__ = [
     "Nuclear",
     "Prox",
     "Scaled",
+    "Selective",
     "Simplex",
     "SquaredL2",
     "Sum",

@@ -36,6 +36,10 @@ class Visit:
 
     ``question`` holds the terms of its last local problem, ``certificate`` its exactness if there is a tolerance.
     ``lateness`` is by how many seconds the visit counts as longer than it is.
+
+    >>> visit = Visit(round=3, client="ann", position=0, cohort=10)
+    >>> f"round {visit.round}: client {visit.client}, {visit.position + 1} of {visit.cohort}"
+    'round 3: client ann, 1 of 10'
     """
 
     round: int
@@ -59,6 +63,10 @@ class RoundReport:
     ``cohort`` is the one of the last of its ``attempts``; ``failures`` has the clients that failed in any of them.
     ``worst_clients`` has the worst client by metric, such as "test_loss", if the round was evaluated
     (:class:`~lightning_fed.callbacks.ClientEvaluation` fills it in ``on_round_end``).
+
+    >>> report = RoundReport(round=3, cohort=["ann", "bob"], losses={"ann": 0.5, "bob": 1.5}, metrics={"clients": 2.0})
+    >>> report.local_loss, report.logged
+    (1.0, {'federated/clients': 2.0})
     """
 
     round: int

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
+from torch.utils.data import TensorDataset
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOUND = [
     pytest.param(block, id=f"{page.name}-{i}")
     for page in PAGES
     for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
-    if "dataset_a" not in block  # names data that the reader has to bring
 ]
 FIRST, *BLOCKS = FOUND
 COURSES = [  # pages whose blocks follow one from another
@@ -54,7 +55,11 @@ def _finish_wandb() -> object:
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_code_on_a_page_runs(block: str) -> None:
     skip_without_packages(block)
-    exec(compile(block, "<docs>", "exec"), {"__name__": "__main__"})
+    names: dict[str, Any] = {"__name__": "__main__"}
+    if "dataset_a" in block:  # data that the reader has to bring
+        some = TensorDataset(torch.randn(2000, 5), torch.arange(2000) % 10)
+        names |= dict.fromkeys(["dataset_a", "dataset_b", "dataset_c", "cifar"], some)
+    exec(compile(block, "<docs>", "exec"), names)
 
 
 @pytest.mark.filterwarnings("ignore:.*`max_epochs`")
