@@ -50,21 +50,23 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="write the figure to this file")
+    parser.add_argument("--out", type=Path, default=Path("runs/side_by_side.png"), help="the figure's file")
     args = parser.parse_args()
     figure, axes = plt.subplots(figsize=(6.4, 3.2), layout="constrained")
     for algorithm, colour in ((FedADMM(eta="auto", mean="active"), "C4"), (FedAvg(), "C7")):
         for seed in args.seeds:
             values = accuracies(algorithm, seed, args.rounds)
             name = type(algorithm).__name__
+            label = f"{name}, {len(args.seeds)} seeds" if len(args.seeds) > 1 else name
             print(f"{name}, seed {seed}: test accuracy {values[-1]:.2f} after {args.rounds} rounds")
-            axes.plot(range(1, len(values) + 1), values, colour, label=name if seed == args.seeds[0] else None)
+            axes.plot(range(1, len(values) + 1), values, colour, label=label if seed == args.seeds[0] else None)
     axes.set(xlabel="round", ylabel="test accuracy of the server's model", ylim=(0, 1))
     axes.set_title("30 clients with unlike data, 10 per round (synthetic-(1,1), an MLP)", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    if args.out is not None:
-        figure.savefig(args.out, dpi=110)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=110)
+    print(f"Figure: {args.out}")
 
 
 if __name__ == "__main__":
