@@ -9,6 +9,7 @@ Eight heterogeneous clients, three per round, against projected gradient on all 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytorch_lightning as pl
@@ -153,6 +154,10 @@ def main() -> None:
         axes.semilogy(rounds, outside, ":", color=line.get_color())
     axes.set(xlabel="round", ylabel="gradient mapping; dotted: violation by clients", title="Models in a set")
     axes.legend()
+    path = Path("runs/constrained.png")
+    path.parent.mkdir(exist_ok=True)
+    plt.savefig(path, dpi=110)
+    print(f"Figure: {path}")
     print("largest weight of a LightningModule in a box of 0.5, by round:", *(f"{w:.3f}" for w in fit(bound=0.5)))
 
 

@@ -69,6 +69,8 @@ def main() -> None:
     mistakes = [f"{true} taken for {taken} ({n} of {of})" for true, taken, n, of in confusion.mistakes()]
     print("Mistakes:   " + ", ".join(mistakes))
     print(f"Figures:    {figure.path}, {confusion.path}")
+    checkpoint = args.out / "checkpoints" / "last.ckpt"
+    print(f"Checkpoint: {checkpoint}, {checkpoint.stat().st_size / 1e6:.0f} MB with what the clients remember")
     print("To resume:  make demo ARGS='--resume --rounds 40'")
     print("Your data:  make demo ARGS='--data FOLDER_OR_FILE'; see docs/data.md and configs/femnist_fedadmm.yaml")
     if logger.experiment.offline:

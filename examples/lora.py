@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytorch_lightning as pl
@@ -129,8 +130,10 @@ def main() -> None:
         axes.semilogx(sent, accuracy, "o-", label=f"{name}: {trained:,} parameters")
     axes.set(xlabel="kilobytes received and sent", ylabel="accuracy on held-out texts", title=f"{ROUNDS} rounds")
     axes.legend()
-    if len(sys.argv) > 1:
-        figure.savefig(sys.argv[1], dpi=110)
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/lora.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(f"Figure: {path}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ The data are drawn here so that the example needs no download; put your own sequ
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
@@ -87,6 +89,10 @@ def main() -> None:
     left.set(xlabel="time", ylabel="signal", title="Sequences of one client: falling, rising")
     right.plot([row["round"] + 1 for row in server.history], [row["val_acc"] for row in server.history], "o-")
     right.set(xlabel="round", ylabel="accuracy on held-out sequences", title="FedADMM, 4 of 8 clients per round")
+    path = Path("runs/sequences.png")
+    path.parent.mkdir(exist_ok=True)
+    plt.savefig(path, dpi=110)
+    print(f"Figure: {path}")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, help="write the figure to this file")
+    parser.add_argument("--out", type=Path, default=Path("runs/side_by_side.png"), help="the figure's file")
     args = parser.parse_args()
     figure, axes = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
     for algorithm, colour, place in ((FedADMM(eta="auto", mean="active"), "C4", "bottom"), (FedAvg(), "C7", "top")):
@@ -67,8 +67,9 @@ def main() -> None:
     axes.set_title(f"30 unlike clients, 10 per round; {len(args.seeds)} seeds and their mean", fontsize=11)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    if args.out is not None:
-        figure.savefig(args.out, dpi=160)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=160)
+    print(f"Figure: {args.out}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ The data are drawn here so that the example needs no download; put your own data
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import pytorch_lightning as pl
 import torch
@@ -72,6 +74,10 @@ def main() -> None:
     axes = plt.figure(figsize=(6, 3.2), layout="constrained").subplots()
     axes.plot([row["round"] + 1 for row in server.history], [row["val_acc"] for row in server.history])
     axes.set(xlabel="round", ylabel="accuracy on held-out samples", title="BatchNorm, dropout and Adam under FedADMM")
+    path = Path("runs/your_model.png")
+    path.parent.mkdir(exist_ok=True)
+    plt.savefig(path, dpi=110)
+    print(f"Figure: {path}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.optim import Optimizer
 
+from lightning_fed.callbacks.captions import short
 from lightning_fed.callbacks.defaults import add_figure, equip
 from lightning_fed.core.algorithm import Algorithm, hyper_parameters
 from lightning_fed.core.failures import FailurePolicy, OnError, Retry, as_policy, check_policy
@@ -634,7 +635,8 @@ class FederatedServer(FederatedCallback):
         planned = self.algorithm.planned(self.federation.lr_sum)
         if planned is self.algorithm:
             return
-        rank_zero_info(f"{planned}, for step sizes that sum to {self.federation.lr_sum:g} in a visit.")
+        steps = f"the step sizes of a visit sum to {self.federation.lr_sum:g}"
+        rank_zero_info(f"{short(self.algorithm)} is {short(planned)} here: {steps}.")
         for logger in trainer.loggers:
             logger.log_hyperparams(self.logged_settings(trainer))
 

@@ -32,6 +32,9 @@ LAYOUTS = "a folder of LEAF JSON, an .npz file, .parquet files, or NIST's by_cla
 #: Number of bytes at each end of a file that enter its fingerprint.
 PROBE = 1 << 16
 
+#: A bar on a terminal alone: in a file its steps would stand on one line, with the next message at its end.
+_BAR = {"leave": False, "disable": None}
+
 
 def load(path: Path, kind: str, cache: Path) -> Characters:
     """The characters at ``path``, converted at the first call."""
@@ -42,7 +45,7 @@ def load(path: Path, kind: str, cache: Path) -> Characters:
         return Characters.open(folder, mark)
     log.info("Converting %s into %s; this happens once.", path, folder)
     core = npz.core_writers(path) if kind == "npz" else None
-    with tqdm(READERS[kind](path), desc=f"Reading {path.name}", unit=" blocks", leave=False) as blocks:
+    with tqdm(READERS[kind](path), desc=f"Reading {path.name}", unit=" blocks", **_BAR) as blocks:
         return build(folder, blocks, source=f"{NAMES[kind]} of {path.name}", fingerprint=mark, core=core)
 
 
@@ -54,7 +57,7 @@ def generate(writers: int, seed: int, cache: Path) -> Characters:
     folder = cache / mark
     if (folder / "meta.json").exists():
         return Characters.open(folder, mark)
-    blocks = tqdm(handwriting.write(writers, seed), desc="Writing", total=writers, unit=" writers", leave=False)
+    blocks = tqdm(handwriting.write(writers, seed), desc="Writing", total=writers, unit=" writers", **_BAR)
     return build(folder, blocks, source="generated handwriting, not FEMNIST", fingerprint=mark, generated=True)
 
 

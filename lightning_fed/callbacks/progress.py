@@ -126,7 +126,7 @@ class FederatedProgressBar(RoundBar, TQDMProgressBar):
         self.train_progress_bar.update()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        metrics = {**objective_of(trainer), **self.get_metrics(trainer, pl_module)}
+        metrics = with_results(trainer, self.get_metrics(trainer, pl_module))
         if self._lines and super().is_enabled:
             self._print_line(len(trainer.fit_loop.server.report.cohort), metrics)
         self.train_progress_bar.set_postfix(metrics)
@@ -136,7 +136,8 @@ class FederatedProgressBar(RoundBar, TQDMProgressBar):
     def _print_line(self, clients: int, metrics: dict[str, Any]) -> None:
         words = [f"{clients} client{'' if clients == 1 else 's'}", f"{time.monotonic() - self._began:.1f} s"]
         for name, value in metrics.items():
-            words.append(f"{name}={value if isinstance(value, (str, int)) else f'{value:.4g}'}")
+            if name != "v_num":  # the logger's run, which would stand in every line
+                words.append(f"{name}={value if isinstance(value, (str, int)) else f'{value:.4g}'}")
         print(f"{self._title}: {', '.join(words)}", flush=True)
 
 
@@ -145,9 +146,13 @@ def title_of(trainer: pl.Trainer, round: int) -> str:
     return f"Round {round + 1}/{min(limits) if limits else '?'}"
 
 
-def objective_of(trainer: pl.Trainer) -> dict[str, str]:
-    objective = trainer.callback_metrics.get("federated/objective")
-    return {} if objective is None else {"objective": f"{float(objective):.4g}"}
+def with_results(trainer: pl.Trainer, metrics: dict[str, Any]) -> dict[str, Any]:
+    """What the module shows in a bar, after the objective and, unless it shows an accuracy itself, the held-out one."""
+    names = ["objective"]
+    if not any("acc" in name.lower() for name in metrics):
+        names += ["val_accuracy", "test_accuracy"]
+    found = {name: trainer.callback_metrics.get(f"federated/{name}") for name in names}
+    return {name: f"{float(value):.4g}" for name, value in found.items() if value is not None} | metrics
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from lightning_fed.callbacks.console import behind, console_handlers, console_loggers
-from lightning_fed.callbacks.progress import RoundBar, objective_of, title_of
+from lightning_fed.callbacks.progress import RoundBar, title_of, with_results
 from lightning_fed.lightning import RichBar, pl
 
 
@@ -69,4 +69,4 @@ class FederatedRichProgressBar(RoundBar, RichBar):
         super().on_train_epoch_end(trainer, pl_module)
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        return {**objective_of(trainer), **super().get_metrics(trainer, pl_module)}
+        return with_results(trainer, super().get_metrics(trainer, pl_module))

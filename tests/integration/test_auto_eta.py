@@ -58,7 +58,7 @@ def test_auto_is_averaged_over_all_clients_where_visits_differ() -> None:
 def test_auto_is_logged_as_the_number_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", TRAINER):
         fit(FedADMM(eta="auto"), 1, trainer={"logger": CSVLogger(tmp_path, "", "")})
-    assert "eta=3.3333" in caplog.text
+    assert "FedADMM(eta='auto') is FedADMM(eta=3.333) here: the step sizes of a visit sum to 0.3." in caplog.text
     assert "eta: 3.3333" in (tmp_path / "hparams.yaml").read_text()
 
 

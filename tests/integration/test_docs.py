@@ -83,7 +83,14 @@ def test_the_first_code_of_the_readme_learns_as_the_text_below_it_says() -> None
 
 
 @pytest.mark.parametrize(
-    "args", [["your_model.py"], ["sequences.py"], ["demo.py", "--rounds", "1", "--out", "demo"]], ids=lambda a: a[0]
+    "args",
+    [
+        ["your_model.py"],
+        ["sequences.py"],
+        ["side_by_side.py", "--rounds", "2", "--seeds", "0"],
+        ["demo.py", "--rounds", "1", "--out", "runs/demo"],
+    ],
+    ids=lambda args: args[0],
 )
 def test_an_example_runs(
     args: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -91,14 +98,16 @@ def test_an_example_runs(
     monkeypatch.setattr(sys, "argv", args)
     runpy.run_path(str(ROOT / "examples" / args[0]), run_name="__main__")
     printed = capsys.readouterr().out
+    figures = [tmp_path / path for path in re.findall(r"^Figures?: +(.+)$", printed, re.M)[-1].split(", ")]
+    assert all(path.stat().st_size > 10_000 for path in figures)  # a script that only draws shows nothing
     if args[0] == "demo.py":
-        assert (tmp_path / "demo" / "figure.png").stat().st_size > 10_000
+        assert len(figures) == 2
         assert "generated handwriting, not FEMNIST" in printed
         assert "Mistakes:" in printed
-        assert (tmp_path / "demo" / "confusion.png").stat().st_size > 10_000
-        assert os.path.exists(tmp_path / "demo" / "checkpoints" / "last.ckpt")
-    else:
-        assert float(printed.rsplit(" ", 1)[1]) > 0.5
+        assert re.search(r"^Round 1/1: 10 clients, .*, objective=\d.*, test_accuracy=0\.\d+$", printed, re.M)
+        assert os.path.exists(tmp_path / "runs" / "demo" / "checkpoints" / "last.ckpt")
+    elif args[0] != "side_by_side.py":
+        assert float(re.findall(r"accuracy .*: (.+)", printed)[0]) > 0.5
 
 
 def test_tests_that_a_page_names_exist() -> None:

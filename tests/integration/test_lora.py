@@ -138,9 +138,11 @@ def test_stacked_clients_train_the_same_adapters(tmp_path: Path) -> None:
 
 
 def test_the_example_learns_with_a_fraction_of_the_bytes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lora.py"])  # not pytest's arguments
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     lora = __import__("lora")
     monkeypatch.setattr(lora, "ROUNDS", 4)
@@ -152,4 +154,5 @@ def test_the_example_learns_with_a_fraction_of_the_bytes(
     kilobytes = [float(words[-4]) for words in (adapters, everything)]
     accuracies = [float(w[w.index("accuracy") + 1].rstrip(",")) for w in (before, adapters)]
     assert kilobytes[1] > 30 * kilobytes[0]
+    assert (tmp_path / "runs" / "lora.png").stat().st_size > 10_000
     assert accuracies[1] > accuracies[0] + 0.1

@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from lightning_fed import FederatedServer
@@ -176,13 +177,14 @@ def test_a_label_is_no_markup_of_rich(terminal: None) -> None:
 
 
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
-def test_a_file_gets_one_line_per_round(bar: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = fit(3, callbacks=[bar()])
+def test_a_file_gets_one_line_per_round(bar: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trainer = fit(3, callbacks=[bar()], logger=CSVLogger(tmp_path))
     assert [type(shown) for shown in bars_of(trainer)] == [FederatedProgressBar]
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert [line.partition(",")[0] for line in lines] == [f"Round {k}/3: 2 clients" for k in (1, 2, 3)]
     assert f"objective={float(trainer.callback_metrics['federated/objective']):.4g}" in lines[-1]
+    assert "v_num" not in captured.out
     assert "\r" not in captured.out + captured.err
     assert "Round" not in captured.err
 
