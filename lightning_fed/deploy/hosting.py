@@ -60,6 +60,11 @@ class ServerHost:
 
     def up(self) -> None:
         """Start SuperLink and proxy, register nodes, and start the run."""
+        if not self.place.nodes:
+            raise DeployError(
+                "The server has no nodes. Admit some: lightning-fed deploy admit"
+                f" {self.place.folder} NAME node.pub --clients IDS"
+            )
         if proxy.executable() is None:
             raise DeployError(
                 "nginx is not installed. It keeps Flower's control API, which starts runs on all nodes, from the"

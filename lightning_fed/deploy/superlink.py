@@ -16,9 +16,8 @@ WAIT = 120_000
 
 def main() -> None:
     """Run the SuperLink with the arguments of ``flower-superlink``."""
-    sql_mixin.SQLITE_PRAGMAS = tuple(
-        (name, str(WAIT) if name == "busy_timeout" else value) for name, value in sql_mixin.SQLITE_PRAGMAS
-    )
+    others = [(name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name != "busy_timeout"]
+    sql_mixin.SQLITE_PRAGMAS = (("busy_timeout", str(WAIT)), *others)  # type: ignore[assignment,unused-ignore]
     flower_superlink()
 
 

@@ -28,6 +28,13 @@ examples:
   lightning-fed deploy server SERVER      # on the server's host
   lightning-fed deploy client CLIENT      # on the client's host"""
 
+#: Starts of a SuperNode after which its operator is told what may be wrong: it ends without a word when it is refused.
+UNWELCOME = 4
+_WHY_UNWELCOME = (
+    "The SuperNode ends again and again. Has the server's operator admitted its key, and started the server since? Do"
+    " the clocks of both hosts agree to five seconds?"
+)
+
 
 def main(args: list[str] | None = None) -> None:
     parser = _parser()
@@ -232,6 +239,8 @@ def _client(asked: argparse.Namespace, others: list[str]) -> None:
         while True:
             for task in supervisor.poll():
                 print(f"{task.name} has ended and was started again; its log: {task.log}", flush=True)
+                if task.name == "supernode" and task.starts == UNWELCOME:
+                    print(_WHY_UNWELCOME, flush=True)
             time.sleep(0.2)
 
 

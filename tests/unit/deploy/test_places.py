@@ -17,7 +17,7 @@ import pytest
 from lightning_fed.cli.commands import deploy
 from lightning_fed.cli.main import main
 from lightning_fed.deploy import pki, proxy
-from lightning_fed.deploy.hosting import ServerHost
+from lightning_fed.deploy.hosting import DeployError, ServerHost
 from lightning_fed.deploy.journal import Journal
 from lightning_fed.deploy.places import NodePlace, ServerPlace
 from lightning_fed.deploy.supervisor import Supervisor, is_running
@@ -125,6 +125,11 @@ def test_registration_goes_on_wherever_it_was_interrupted(tmp_path: Path, monkey
     registry.__init__()  # type: ignore[misc]  # the SuperLink's database was removed
     registry.keys.append("another")
     assert start().owners == {"one": 2}
+
+
+def test_a_server_without_nodes_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    with Supervisor(tmp_path / "logs") as supervisor, pytest.raises(DeployError, match="has no nodes"):
+        ServerHost(ServerPlace(tmp_path), supervisor).up()
 
 
 def test_a_new_run_puts_the_journal_aside_and_begins_with_its_model(tmp_path: Path) -> None:
