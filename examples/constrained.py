@@ -121,6 +121,9 @@ class Regression(pl.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return nn.functional.mse_loss(self.net(batch[0]).squeeze(-1), batch[1])
 
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.training_step(batch, batch_idx)
+
     def on_train_epoch_end(self) -> None:
         self.largest.append(max(float(p.detach().abs().max()) for p in self.parameters()))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -13,32 +12,8 @@ from lightning_fed.core.problem import Local, LocalProblem, Question, Solution
 from lightning_fed.core.randomness import torch_generator
 from lightning_fed.core.reach import Reach
 from lightning_fed.core.validation import below_one, is_whole, whole
+from lightning_fed.laboratory.protocols import Loss, Solver
 from lightning_fed.theory.tolerance import Tolerance, as_tolerance
-
-
-class Loss(Protocol):
-    """A client of :func:`~lightning_fed.simulate`: a loss with a gradient, and a number of samples.
-
-    >>> class Cosine:  # any object of this kind will do; Exact solves Quadratic alone
-    ...     num_examples = 1
-    ...
-    ...     def __call__(self, x):
-    ...         return -x.cos().sum()
-    ...
-    ...     def grad(self, x):
-    ...         return x.sin()
-    >>> found = GradientDescent(steps=50, lr=0.5)(Cosine(), torch.ones(1), torch.zeros(1), 0.0, torch.zeros(1))
-    >>> bool(found.x.abs() < 1e-6)  # the minimum at 0
-    True
-    """
-
-    num_examples: int
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-    def grad(self, x: Tensor) -> Tensor:
-        """The gradient at ``x``."""
-        ...
 
 
 class Quadratic:
@@ -99,22 +74,6 @@ def _matrix(value: Tensor | Sequence[Sequence[float]] | Sequence[float]) -> Tens
     if isinstance(value, Tensor) and value.is_floating_point():
         return value
     return torch.as_tensor(value, dtype=torch.float64)
-
-
-class Solver(Protocol):
-    """Solves a local problem for a given loss, as :class:`Exact` and :class:`GradientDescent` do.
-
-    >>> def half_way(f, start, linear, rho, center):  # one step, with the penalty of the question
-    ...     from lightning_fed.core import Solution
-    ...
-    ...     x = start - 0.5 * (f.grad(start) + linear + rho * (start - center))
-    ...     return Solution(x=x, lr_sum=0.5, loss=f(start), steps=1)
-    >>> zero = torch.zeros(1, dtype=torch.float64)
-    >>> half_way(Quadratic.scalar(1.0, 2.0), zero, zero, 0.0, zero).x
-    tensor([1.], dtype=torch.float64)
-    """
-
-    def __call__(self, f: Loss, start: Tensor, linear: Tensor, rho: float, center: Tensor) -> Solution: ...
 
 
 @dataclass(frozen=True)

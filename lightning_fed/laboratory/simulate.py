@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,40 +17,11 @@ from lightning_fed.core.messages import Broadcast, Reply
 from lightning_fed.core.problem import Solution
 from lightning_fed.core.round import Step, run_round
 from lightning_fed.core.validation import is_whole
-from lightning_fed.laboratory.quadratic import Loss, Oracle, Solver
+from lightning_fed.laboratory.history import History
+from lightning_fed.laboratory.protocols import Loss, Solver
+from lightning_fed.laboratory.quadratic import Oracle
 from lightning_fed.laboratory.solvers import planned_lr_sum, solvers_for
 from lightning_fed.sampling import Full, Sampler
-
-
-@dataclass(eq=False)
-class History:
-    """States after each round: ``server[k]`` and ``clients[k][i]``; index 0 is the start.
-
-    ``answers[k]`` holds the solvers' results of round k, by client: steps, and exactness if there is a tolerance.
-
-    >>> from lightning_fed import Quadratic
-    >>> from lightning_fed.algorithms import FedAvg
-    >>> history = simulate(FedAvg(), [Quadratic.scalar(1.0, 1.0), Quadratic.scalar(1.0, 3.0)], rounds=2)
-    >>> len(history), len(history.server), history.cohorts
-    (2, 3, [[0, 1], [0, 1]])
-    >>> [float(state.x_bar) for state in history.server]
-    [0.0, 2.0, 2.0]
-    """
-
-    server: list[Any] = field(default_factory=list)
-    clients: list[list[Any]] = field(default_factory=list)
-    cohorts: list[list[int]] = field(default_factory=list)
-    answers: list[dict[int, Solution]] = field(default_factory=list)
-
-    @property
-    def x_bar(self) -> Tensor:
-        """The final model."""
-        x: Tensor = self.server[-1].x_bar
-        return x
-
-    def __len__(self) -> int:
-        """The number of rounds."""
-        return len(self.cohorts)
 
 
 class _Engine:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fed.core.algorithm import Algorithm
-from lightning_fed.laboratory.quadratic import Exact, GradientDescent, Solver
+from lightning_fed.laboratory.protocols import Solver
+from lightning_fed.laboratory.quadratic import Exact, GradientDescent
 
 
 def solvers_for(

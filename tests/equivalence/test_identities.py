@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from lightning_fed import Exact, GradientDescent, simulate
 from lightning_fed.algorithms import FedADMM, FedAvg, FedDR, FedProx, fedadmm_paper, feddr
-from lightning_fed.laboratory.simulate import History
+from lightning_fed.laboratory import History
 from lightning_fed.prox import L1, Box, SquaredL2, Zero
 
 ETA = 5.0  # above the largest curvature of `random_clients`, which is 4

@@ -7,7 +7,7 @@ import torch
 
 from lightning_fed import Exact, GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedPrimalDual, fedprimaldual
-from lightning_fed.laboratory.simulate import History
+from lightning_fed.laboratory import History
 from lightning_fed.prox import L1
 
 ALIKE = [Quadratic([[1.0, 0.0], [0.0, 0.2]], [1.0 + i, 2.0 - i]) for i in range(2)]  # lr * h = 1 with lr = 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_fed import GradientDescent, simulate
 from lightning_fed.algorithms import Compressed, FedADMM, FedAvg, FedDR, FedPAQ, FedProx
-from lightning_fed.laboratory.simulate import History
+from lightning_fed.laboratory import History
 from lightning_fed.sampling import Uniform
 from lightning_fed.transforms import Quantize
 
