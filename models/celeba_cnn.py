@@ -52,7 +52,7 @@ class CelebaCNN(Classifier):
         glorot(self)
 
     def _norm(self) -> nn.Module:
-        return nn.BatchNorm2d(32, track_running_stats=False) if self.norm == "batch" else nn.GroupNorm(2, 32)
+        return nn.BatchNorm2d(32, eps=1e-3, track_running_stats=False) if self.norm == "batch" else nn.GroupNorm(2, 32)
 
     def forward(self, x: Tensor) -> Tensor:
         """One score per class for each image."""

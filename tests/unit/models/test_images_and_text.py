@@ -22,17 +22,32 @@ from lightning_fed.models.classifier import Classifier
 
 
 def counts(module: nn.Module) -> list[int]:
-    """Numbers of parameters of the layers that have some."""
+    """Numbers of trained parameters of the layers that have some."""
     leaves = (layer for layer in module.modules() if not list(layer.children()))
-    return [count for layer in leaves if (count := sum(p.numel() for p in layer.parameters()))]
+    return [count for layer in leaves if (count := sum(p.numel() for p in layer.parameters() if p.requires_grad))]
 
 
 def test_the_networks_have_the_layers_of_their_papers() -> None:
     assert counts(CifarCNN()) == [4_864, 102_464, 614_784, 73_920, 1_930]
     assert counts(CelebaCNN()) == [896, 64, 9_248, 64, 9_248, 64, 9_248, 64, 2_306]
-    assert counts(ShakespeareLSTM()) == [640, 798_720, 20_560]
-    assert counts(Sent140LSTM(words=400)) == [40_100, 161_600, 12_928, 258]
+    assert counts(ShakespeareLSTM()) == [640, 796_672, 20_560]  # as LEAF's, of TensorFlow
+    assert counts(Sent140LSTM(words=400)) == [40_100, 160_800, 12_928, 258]
     assert counts(LogisticRegression(784, 10)) == [7_850]
+
+
+def test_lstms_begin_as_in_tensorflow() -> None:
+    lstm = ShakespeareLSTM().lstm
+    for i, inputs in enumerate((8, 256)):
+        weights = torch.cat([getattr(lstm, f"weight_{of}_l{i}").flatten() for of in ("ih", "hh")])
+        bound = (6 / (inputs + 256 + 1024)) ** 0.5
+        assert 0.99 * bound < weights.abs().max() <= bound
+        assert getattr(lstm, f"bias_ih_l{i}").view(4, 256).mean(1).tolist() == [
+            0,
+            1,
+            0,
+            0,
+        ]  # gates: in, forget, cell, out
+        assert not getattr(lstm, f"bias_hh_l{i}").any()
 
 
 @pytest.mark.parametrize(("stem", "classes", "wanted"), [("cifar", 10, 11_173_962), ("imagenet", 1000, 11_689_512)])
