@@ -198,7 +198,7 @@ class RanksEngine:
             return reply
         if self.inner is None:  # states of a stack are small
             self.stage(visit.client, reply)
-        self._own[visit.client] = replace(reply, message=None)  # type: ignore[arg-type]
+        self._own[visit.client] = replace(reply, message=None)
         if not self.alone.policy.skips:
             sent = num_bytes(reply.message) if reply.bytes_up is None else reply.bytes_up
             light: Any = {"message": None, "x_i": reply.x_i if self._whole else None, "bytes_up": sent}
