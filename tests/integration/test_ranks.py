@@ -161,7 +161,8 @@ def test_a_run_goes_on_with_another_number_of_processes(two: Path, alone: Any, t
 def test_torchrun_restarts_a_run_whose_processes_die_and_stop(alone: Any, tmp_path: Path) -> None:
     """One is killed in round 1, one is stopped in round 2: twice the run goes on from the last committed round."""
     faults = [[1, 1, "SIGKILL"], [1, 2, "SIGSTOP"]]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.2"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    torchrun += ["--monitor-interval=3"]  # shorter, it may end the other process before that has said what it misses
     torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     case = "fedadmm, batchnorm"
     done = run(tmp_path, [case], *torchrun, fault=faults, timeout=8, resume="last")
