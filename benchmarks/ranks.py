@@ -9,6 +9,7 @@ The exchange is measured alone: two processes sum one message of each size, and 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -135,9 +136,15 @@ def main(names: list[str], rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--fit"]:
+    if sys.argv[1:2] == ["--fit"]:  # one measurement, in a process of its own
         fit(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
     else:
-        given = sys.argv[1:]
-        count = int(given.pop(given.index("--rounds") + 1)) if "--rounds" in given else 6
-        main([g for g in given if g.startswith("W")] or ["W1", "W2", "W3"], count)
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("workloads", nargs="*", metavar="W", help="W1, W2 or W3; all of them by default")
+        parser.add_argument("--rounds", type=int, default=6, help="rounds of each fit, the first of which is left out")
+        asked = parser.parse_args()
+        if unknown := {*asked.workloads} - {"W1", "W2", "W3"}:
+            parser.error(f"there are W1, W2 and W3, not {', '.join(sorted(unknown))}")
+        if asked.rounds < 2:
+            parser.error(f"--rounds must be 2 or more, because the first is left out, got {asked.rounds}")
+        main(asked.workloads or ["W1", "W2", "W3"], asked.rounds)

@@ -47,6 +47,7 @@ from lightning_fed.theory.tolerance import Tolerance, as_tolerance
 from lightning_fed.tracking.best import keep_best
 from lightning_fed.tracking.runs import runs_of, tell_of_new_runs
 from lightning_fed.tracking.uploads import upload_server_only
+from lightning_fed.trainer.agreement import check_federation, check_optimizers_alike
 from lightning_fed.trainer.checkpoint_io import FederatedCheckpointIO, link_last
 from lightning_fed.trainer.checks import check_optimizers, check_packages, check_resumed, check_setup, check_tolerance
 from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
@@ -205,6 +206,7 @@ class FederatedServer(FederatedCallback):
         self._history = History()
         self._data: Any = None  # the datamodule of the last fit, validation or test
         self._measured = Measured()
+        self._clients: Table | None = None  # from processes in which a fit was
         self._choice = ModelChoice()
         self._records: Path | None = None  # a snapshot of memories, beside the checkpoint that is being restored
         self._memory = ClientMemory(self.store, None if self.store_dir is None else Path(self.store_dir))
@@ -248,13 +250,22 @@ class FederatedServer(FederatedCallback):
         (``own_loss``) where the evaluation measured it. Visits, bytes and steps are known after a fit
         (docs/results_as_data.md).
         """
-        if self._data is None:
+        if self._data is None and self._clients is None:
             raise ValueError("There are no results by client yet. Read server.clients in or after trainer.fit or test.")
-        return client_rows(self._data, self.federation, self._measured)
+        return client_rows(self._data, self.federation, self._measured) if self._clients is None else self._clients
+
+    def results(self) -> dict[str, Any]:
+        """Results as data, for the process that forked this one."""
+        known = self._data is not None or self._clients is not None
+        return {"history": list(self.history), "clients": self.clients if known else None}
+
+    def take_results(self, results: Mapping[str, Any]) -> None:
+        """Take the results of a fit, a validation or a test in processes that were forked from this one."""
+        self._history, self._clients = History(results["history"]), results["clients"]
 
     def note_clients(self, trainer: pl.Trainer, measured: Measured) -> None:
         """Keep the results of an evaluation by client."""
-        self._data, self._measured = trainer.datamodule, measured
+        self._data, self._measured, self._clients = trainer.datamodule, measured, None
 
     @property
     def local_work(self) -> LocalWork:
@@ -294,13 +305,15 @@ class FederatedServer(FederatedCallback):
             check_setup(trainer, pl_module, self.algorithm, self.sampler, self.local_work)
         adopt(trainer)
         if stage == "fit":
-            self._check_ranks(trainer)
+            facts = {"seed": self.seed, "settings": self._settings(), "algorithm": hyper_parameters(self.algorithm)}
+            rest = [self.evaluate_every, self.engine, self.compile, self.store, str(self.store_dir)]
+            check_federation(trainer, pl_module, {**facts, "evaluation, engine and store": rest})
         if stage != "fit":
             return
         if self._trainer is not trainer:
             self._forget()
             self._trainer = trainer
-        self._data = trainer.datamodule
+        self._data, self._clients = trainer.datamodule, None
         if not isinstance(trainer.fit_loop, FederatedFitLoop):
             FederatedFitLoop.install(trainer, self)
         if self.federation is not None and self.rounds_done:
@@ -327,12 +340,6 @@ class FederatedServer(FederatedCallback):
         trainer.fit_loop.clock.prepare()
         if self._player is not None:
             self._player.begin_fit(self._round_settings())
-
-    def _check_ranks(self, trainer: pl.Trainer) -> None:
-        """Refuse processes that would run different federations."""
-        algorithm = hyper_parameters(self.algorithm)
-        facts = {"seed": self.seed, "settings": self._settings(), "algorithm": algorithm, "clients": _examples(trainer)}
-        ranks_of(trainer).check_same(facts)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -415,6 +422,7 @@ class FederatedServer(FederatedCallback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_optimizers(trainer, self.algorithm)
+        check_optimizers_alike(trainer)
         self._choice.check(trainer)
         if self.rounds_done and (name := self._touched(trainer)):
             warnings.warn(

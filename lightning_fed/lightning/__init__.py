@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from pytorch_lightning.plugins.precision import DoublePrecision, Precision
     from pytorch_lightning.profilers import PassThroughProfiler
     from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
+    from pytorch_lightning.strategies.launchers.multiprocessing import (
+        _MultiProcessingLauncher as MultiProcessingLauncher,
+    )
     from pytorch_lightning.trainer.call import _call_callback_hooks as call_callback_hooks
     from pytorch_lightning.trainer.call import _call_lightning_module_hook as call_module_hook
     from pytorch_lightning.trainer.call import _call_strategy_hook as call_strategy_hook
@@ -88,6 +91,7 @@ __all__ = [
     "MisconfigurationException",
     "ModelCheckpoint",
     "ModelPruning",
+    "MultiProcessingLauncher",
     "PassThroughProfiler",
     "Precision",
     "ProgressBar",
@@ -299,6 +303,13 @@ def wandb_axis(logger: WandbLogger) -> tuple[str, str]:
 
 class PlainStrategy(DDPStrategy):
     """Lightning's DDP strategy without DDP: its launchers and ranks, around a module that is not wrapped."""
+
+    forking: type[MultiProcessingLauncher]  # the launcher that forks, or spawns
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if self._start_method != "popen":
+            self._launcher = self.forking(self, self._start_method)
 
     def setup(self, trainer: pl.Trainer) -> None:
         super(DDPStrategy, self).setup(trainer)

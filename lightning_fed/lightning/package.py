@@ -45,6 +45,7 @@ NAMES = {
     "plugins.precision": "DoublePrecision Precision",
     "profilers": "PassThroughProfiler",
     "strategies": "DDPStrategy SingleDeviceStrategy Strategy StrategyRegistry",
+    "strategies.launchers.multiprocessing": "_MultiProcessingLauncher=MultiProcessingLauncher",
     "trainer.call": "_call_callback_hooks=call_callback_hooks _call_lightning_module_hook=call_module_hook"
     " _call_strategy_hook=call_strategy_hook",
     "trainer.connectors.logger_connector.result": "_ResultCollection=ResultCollection",

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import Any, TypeVar
 
 import numpy as np
@@ -163,8 +164,25 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for all processes, and find out which one does not come.
 
-        Not torch's monitored barrier, in which the others wait for a first process that hangs as long as for a meeting.
+        In a thread, so that this one hears of signals meanwhile: most waiting is here. Not torch's monitored barrier,
+        in which the others wait for a first process that hangs as long as for a meeting.
         """
+        errors: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                self._wait_for_all()
+            except Exception as error:  # raised below
+                errors.append(error)
+
+        if self.size > 1:
+            thread = Thread(target=wait, daemon=True)
+            thread.start()
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _wait_for_all(self) -> None:
         here = torch.zeros(1)
         if not self.is_first:
             self.send(here, 0)

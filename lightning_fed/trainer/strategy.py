@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 from datetime import timedelta
@@ -12,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fed.lightning import DDPStrategy, PlainStrategy, StrategyRegistry, pl, reset_seed, share_no_loaders
+from lightning_fed.lightning import (
+    DDPStrategy,
+    MultiProcessingLauncher,
+    PlainStrategy,
+    StrategyRegistry,
+    pl,
+    reset_seed,
+    share_no_loaders,
+)
 from lightning_fed.trainer.hooks import is_server
 from lightning_fed.trainer.ranks import MEETING, RankError, Ranks
 
@@ -23,6 +32,22 @@ _MEETINGS = count()
 #: Where processes meet, by address, port and number. Kept: a second Trainer of a script would make a store at the same
 #: port, and find that of the first where another process is slower.
 _STORES: dict[tuple[str, int, int], Any] = {}
+
+
+class Launcher(MultiProcessingLauncher):
+    """Forks or spawns the processes of a run; the first gives the server's results back to the one that called fit."""
+
+    def get_extra_results(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """In the first process: what the calling one gets, as bytes, because tensors in memory would be shared."""
+        results = [callback.results() for callback in trainer.callbacks if is_server(callback)]
+        return {**super().get_extra_results(trainer), "federated": pickle.dumps(results)}
+
+    def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
+        """In the process that called ``fit``."""
+        super().update_main_process_results(trainer, extra)
+        servers = filter(is_server, trainer.callbacks)
+        for server, results in zip(servers, pickle.loads(extra["federated"]), strict=True):
+            server.take_results(results)
 
 
 class FederatedStrategy(PlainStrategy):
@@ -43,6 +68,7 @@ class FederatedStrategy(PlainStrategy):
     """
 
     ranks: Ranks | None = None
+    forking = Launcher
 
     def __init__(self, timeout: timedelta = TIMEOUT, **kwargs: Any) -> None:
         super().__init__(timeout=timeout, **kwargs)

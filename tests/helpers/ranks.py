@@ -143,14 +143,14 @@ def fit(name: str, folder: Path, ckpt_path: Any = None, rounds: int = ROUNDS, **
     return {**found, "held": kept.most}
 
 
-def _forked(name: str, strategy: str, devices: int) -> dict[str, Tensor]:
+def _forked(name: str, strategy: str, devices: int) -> dict[str, Any]:
     settings, model = CASES[name]
     torch.manual_seed(3)
     module, server = Net(**model), FederatedServer(**settings, local_epochs=1, seed=1, figure=False)
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "logger", "enable_checkpointing"), False)
     options = {"accelerator": "cpu", "devices": devices, "strategy": strategy, **quiet}
     pl.Trainer(max_epochs=ROUNDS, callbacks=[server], **options).fit(module, datamodule=data())
-    return dict(module.state_dict())
+    return {"model": dict(module.state_dict()), "history": [*server.history], "clients": [*server.clients]}
 
 
 def main(folder: Path, strategy: Any, devices: int, nodes: int, cases: list[str], extra: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,14 @@ import torch
 from helpers import ranks as script
 from helpers.ranks import CASES
 from torch.distributed import HashStore
+from torch.utils.data import Dataset, Subset, TensorDataset
 
+from lightning_fed import FederatedDataModule
 from lightning_fed.core.messages import Broadcast
 from lightning_fed.core.summation import TreeSum
+from lightning_fed.data.sketch import sketch
 from lightning_fed.engines.ranks import plan, summed
+from lightning_fed.trainer.agreement import check_optimizers_alike
 from lightning_fed.trainer.ranks import RankError, Ranks
 
 pytestmark = [
@@ -156,7 +161,8 @@ def test_a_run_goes_on_with_another_number_of_processes(two: Path, alone: Any, t
 def test_torchrun_restarts_a_run_whose_processes_die_and_stop(alone: Any, tmp_path: Path) -> None:
     """One is killed in round 1, one is stopped in round 2: twice the run goes on from the last committed round."""
     faults = [[1, 1, "SIGKILL"], [1, 2, "SIGSTOP"]]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.2"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+    torchrun += ["--monitor-interval=3"]  # shorter, it may end the other process before that has said what it misses
     torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     case = "fedadmm, batchnorm"
     done = run(tmp_path, [case], *torchrun, fault=faults, timeout=8, resume="last")
@@ -190,13 +196,18 @@ def test_a_stopped_process_ends_the_run_with_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_notebook_forks_its_processes(alone: Any, tmp_path: Path) -> None:
-    """The model comes back to the process that called fit."""
+    """The model, the history and the results by client come back to the process that called fit."""
     case = "fedadmm, batchnorm"
     done = run(tmp_path, [case], strategy="federated_notebook", saves=False, fork=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    model = torch.load(tmp_path / "forked.pt")
+    forked = torch.load(tmp_path / "forked.pt")
     for name, value in alone(case)["model"].items():
-        assert torch.equal(model[name], value), name
+        assert torch.equal(forked["model"][name], value), name
+    metrics = alone(case)["metrics"]
+    assert [row["round"] for row in forked["history"]] == list(range(script.ROUNDS))
+    assert forked["history"][-1]["federated/objective"] == metrics["federated/objective"]
+    assert [row["client"] for row in forked["clients"]] == list(range(9))
+    assert sum(row["visits"] for row in forked["clients"]) == 5 * script.ROUNDS
 
 
 # -- the pieces -----------------------------------------------------------------------------------------------------
@@ -297,6 +308,44 @@ def test_ranks_with_other_data_are_refused() -> None:
         return str(error.value)
 
     assert in_threads(2, check)[0].startswith("Rank 0 has clients {'ann': 3}, rank 1 has {'ann': 4}.")
+
+
+def test_data_dealt_with_another_seed_are_other_data() -> None:
+    """As many samples for each client, and others."""
+    whole = TensorDataset(torch.randn(60, 2), torch.arange(60))
+
+    def dealt(seed: int, kind: Callable[[Any], Any]) -> FederatedDataModule:
+        order = torch.randperm(60, generator=torch.Generator().manual_seed(seed))
+        return FederatedDataModule([Subset(kind(whole), part.tolist()) for part in order.split(20)])
+
+    for kind in (lambda held: held, Unread):
+        found = [sketch(data, data.client_ids) for data in (dealt(1, kind), dealt(1, kind), dealt(2, kind))]
+        assert found[0] == found[1]
+        assert all(found[0][cid] != found[2][cid] for cid in range(3))
+
+
+class Unread(Dataset[Any]):
+    """Samples that are not in memory, and must not be read."""
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, i: int) -> Any:
+        raise AssertionError
+
+
+def test_optimisers_with_other_settings_are_refused() -> None:
+    def check(ranks: Ranks) -> None:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.1 * (1 + ranks.rank))
+        trainer: Any = SimpleNamespace(strategy=SimpleNamespace(ranks=ranks), optimizers=[optimizer])
+        with pytest.raises(ValueError, match=r"has optimizers .*'lr': '0.[12]'"):
+            check_optimizers_alike(trainer)
+
+    in_threads(2, check)
 
 
 @pytest.mark.parametrize("absent", [0, 1])
