@@ -80,6 +80,7 @@ class Synthetic(FederatedDataModule):
             raise ValueError(
                 f"Synthetic.seed must be at most 2**32 - 2, the limit of legacy NumPy streams, got {seed}."
             )
+        one_of(self, "iid", (True, False))
         one_of(self, "dtype", ("float32", "float64"))
         self.description = "synthetic-iid" if iid else f"synthetic-({a:g},{b:g})"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fed.core.validation import positive
+from lightning_fed.core.validation import is_whole, one_of, positive, shown
 from lightning_fed.lightning import pl
 
 
@@ -27,6 +27,9 @@ class Classifier(pl.LightningModule):
         super().__init__()
         self.lr, self.log_train = lr, log_train
         positive(self, "lr", "It is the step size of SGD; start from 0.01.")
+        if not is_whole(classes) or classes < 2:
+            raise ValueError(f"{type(self).__name__} needs a whole number >= 2 of classes, got {shown(classes)}.")
+        one_of(self, "log_train", (True, False))
         self.train_acc, self.val_acc, self.test_acc = (MulticlassAccuracy(classes, average="micro") for _ in range(3))
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:

@@ -36,7 +36,8 @@ class MLP(Classifier):
         activation: Literal["relu", "tanh"] = "relu",
         log_train: bool = True,
     ) -> None:
-        if len(sizes) < 2 or any(not isinstance(size, int) or size < 1 for size in sizes):
+        is_list = isinstance(sizes, Sequence) and len(sizes) >= 2
+        if not is_list or any(not isinstance(size, int) or size < 1 for size in sizes):
             raise ValueError(f"MLP.sizes must be two or more whole numbers >= 1, got {sizes!r}. Try (60, 32, 10).")
         super().__init__(sizes[-1], lr, log_train)
         self.save_hyperparameters()

@@ -12,7 +12,7 @@ import torch
 from lightning_fed.callbacks.client_tables import log_clients, log_spreads
 from lightning_fed.core.labels import label_of
 from lightning_fed.core.memory import ClientId
-from lightning_fed.core.validation import one_of, whole
+from lightning_fed.core.validation import is_whole, one_of, whole
 from lightning_fed.evaluation.client_rows import Measured, client_rows
 from lightning_fed.evaluation.evaluate import check_differentiable, evaluate_own, evaluate_splits, stationarity
 from lightning_fed.evaluation.names import SPREAD
@@ -91,6 +91,8 @@ class ClientEvaluation(FederatedCallback):
         self.also_after = tuple(also_after)
         whole(self, "every_n_rounds", 1)
         whole(self, "table_every_n_rounds", 1)
+        if not all(map(is_whole, self.also_after)):
+            raise ValueError(f"ClientEvaluation.also_after must be a list of whole numbers, got {also_after!r}.")
         self.gradient_mapping = gradient_mapping
         self.higher_is_better, self.spread = dict(higher_is_better or {}), spread
         one_of(self, "spread", ("held_out", "all", "none"))

@@ -59,6 +59,8 @@ class Faults(FederatedCallback):
         whole(self, "first", -1)
         whole(self, "last", self.first, optional=True)
         whole(self, "seed", 0, optional=True)
+        if isinstance(self.clients, str):
+            raise ValueError(f"Faults.clients must be a list of clients, such as [{self.clients!r}], got text.")
         if isinstance(self.rate, Mapping) and self.clients is not None:
             raise ValueError("Faults.rate names clients already. Leave clients out, or give one rate for all of them.")
         for value in self.rate.values() if isinstance(self.rate, Mapping) else [self.rate]:

@@ -34,6 +34,8 @@ class BaseParser(LightningArgumentParser):
         Class paths of Lightning mean the package that is used, whichever of the two they name.
         """
         own = _loaded(content)
+        if not content.strip():
+            self.error(f"The config {path} is empty.")
         if "base" in own:
             try:
                 content = yaml.safe_dump(with_bases(own, Path(path)), sort_keys=False)

@@ -23,7 +23,14 @@ from lightning_fed.cli.holding_out import hold_out_where_needed
 from lightning_fed.cli.interruption import resumable, resume_from, terminable
 from lightning_fed.cli.refusals import check_checkpoint, one_line, refusal, refusal_of_value, unwrapped
 from lightning_fed.data.datamodule import FederatedDataModule
-from lightning_fed.lightning import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback, pl
+from lightning_fed.lightning import (
+    ArgsType,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+    pl,
+    rank_zero_info,
+)
 from lightning_fed.server import FederatedServer
 from lightning_fed.trainer.checks import check_trainer
 
@@ -77,6 +84,9 @@ class FederatedCLI(LightningCLI):
         if self.subcommand in (None, "fit"):
             check_trainer(self.trainer)
             hold_out_where_needed(self.trainer)
+        elif self.config[self.subcommand].ckpt_path is None:
+            made = f"{self.subcommand} without --ckpt_path takes the model as its class makes it"
+            rank_zero_info(f"{made}. For the weights of a fit give --ckpt_path=last, or a file.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Report a config that cannot be read as the parser reports a value that it refuses."""

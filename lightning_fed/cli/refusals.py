@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from lightning_fed import algorithms, datamodules, models, prox, sampling
+from lightning_fed import algorithms, callbacks, datamodules, models, prox, sampling, tracking
 from lightning_fed.engines import ClientError, DivergenceError
-from lightning_fed.lightning import MisconfigurationException
+from lightning_fed.lightning import MisconfigurationException, pl
 from lightning_fed.lightning.package import ROOTS
 from lightning_fed.store.checkpoint_file import DamagedCheckpointError
 from lightning_fed.store.damage import DamagedRecordError
@@ -25,8 +25,16 @@ from lightning_fed.store.database import VersionError
 from lightning_fed.store.durable import WriteError
 from lightning_fed.store.lease import LeaseError
 
-#: Imported so that the command line knows their classes by short names.
-KNOWN = (algorithms, datamodules, models, prox, sampling)
+#: By the last word of a key: whose classes the command line knows by short names.
+KNOWN: dict[str, tuple[ModuleType, ...]] = {
+    "algorithm": (algorithms,),
+    "data": (datamodules,),
+    "model": (models,),
+    "g": (prox,),
+    "sampler": (sampling,),
+    "callbacks": (callbacks, pl.callbacks),
+    "logger": (tracking, pl.loggers),
+}
 
 #: Errors whose messages tell a user everything.
 _REFUSALS = (
@@ -128,18 +136,25 @@ def one_line(message: str, longest: int = 800) -> str:
     'Parser key "sampling": There is no class Unifrom. Did you mean Uniform? lightning_fed.sampling has Available, ...
     """
     lines = [line.strip().removeprefix("- ") for line in message.splitlines() if line.strip()]
-    kept = [line for line in lines if not _NOISE.fullmatch(line)] or lines
+    kept = list(dict.fromkeys(line for line in lines if not _NOISE.fullmatch(line))) or lines
     text = "; ".join(kept).replace(":; ", ": ")
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
-    text = re.sub(r"Expected a dot import path string: (\w+)", lambda found: _unknown(found[1]), text)
+    text = re.sub(r"Expected a dot import path string: (\w+)", lambda found: _unknown(found[1], _key(found)), text)
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
-def _unknown(name: str) -> str:
-    """Name the nearest class that is known, and the others of its kind; if none is near, the algorithms."""
-    lower = {known.lower(): known for known in reversed(_classes(*KNOWN))}
+def _key(found: re.Match[str]) -> str:
+    """The last word of the key before a place in a message."""
+    keys = re.findall(r'key "([\w.]+)"', found.string[: found.start()])
+    return keys[-1].rpartition(".")[2] if keys else ""
+
+
+def _unknown(name: str, key: str) -> str:
+    """Name the nearest class that the key, or else any key, may have, and the others of its kind."""
+    kinds = [module for modules in ([KNOWN[key]] if key in KNOWN else KNOWN.values()) for module in modules]
+    lower = {known.lower(): known for known in reversed(_classes(*kinds))}
     like = [lower[near] for near in get_close_matches(name.lower(), lower, n=1)]
-    kind = next((module for module in KNOWN if like and like[0] in _classes(module)), algorithms)
+    kind = next((module for module in kinds if like and like[0] in _classes(module)), kinds[0])
     nearest = f"Did you mean {like[0]}?" if like else "Give package.Class, or a short name:"
     return f"There is no class {name}. {nearest} {kind.__name__} has {', '.join(_classes(kind))}."
 

@@ -122,6 +122,6 @@ def check_strength(g: object, c: float, name: str = "c") -> None:
 
 def check_parts(g: object, parts: Sequence[Prox]) -> tuple[Prox, ...]:
     """Return the parts of a composite ``g`` as a tuple; refuse a part that is not a Prox."""
-    if isinstance(parts, (str, Prox)) or not parts or not all(isinstance(part, Prox) for part in parts):
+    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, Prox) for part in parts):
         raise TypeError(f"{type(g).__name__} is made of one Prox or more, such as L1(1e-4), got {parts!r}.")
     return tuple(parts)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.core.randomness import numpy_generator
+from lightning_fed.core.validation import shown
 
 
 class Sampler(ABC):
@@ -76,10 +77,19 @@ class Sampler(ABC):
         )
 
 
+def numbers(owner: object, name: str) -> NDArray[np.float64]:
+    """An attribute as an array; refuse what is not made of numbers, texts of numbers among them."""
+    value = getattr(owner, name)
+    found = np.asarray(value)
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"{type(owner).__name__}.{name} must be made of numbers, got {shown(value)}.")
+    return found.astype(float)
+
+
 def freeze_probabilities(owner: object, name: str) -> None:
     """Refuse an attribute other than one probability in (0, 1] or a list of them, which becomes a tuple."""
     where = f"{type(owner).__name__}.{name}"
-    p = np.asarray(getattr(owner, name), dtype=float)
+    p = numbers(owner, name)
     if p.ndim > 1:
         raise ValueError(f"{where} must be one probability or a list of them, got shape {p.shape}.")
     bad = np.flatnonzero(~((p > 0) & (p <= 1)))
@@ -92,7 +102,7 @@ def freeze_probabilities(owner: object, name: str) -> None:
 
 def probabilities(owner: object, name: str, n: int) -> NDArray[np.float64]:
     """One probability per client; refuse a list of another length."""
-    p = np.asarray(getattr(owner, name), dtype=float)
+    p = numbers(owner, name)
     if p.ndim and p.size != n:
         where = f"{type(owner).__name__}.{name}"
         raise ValueError(f"{where} has {p.size} probabilities for {n} clients. Give one, or one per client.")

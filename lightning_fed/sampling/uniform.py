@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.core.validation import whole
-from lightning_fed.sampling.base import Sampler
+from lightning_fed.sampling.base import Sampler, numbers
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class DoublyUniform(Sampler):
     q: Sequence[float]
 
     def __post_init__(self) -> None:
-        q = np.asarray(self.q, dtype=float)
+        q = numbers(self, "q")
         if q.ndim != 1 or q.size < 2:
             raise ValueError(f"DoublyUniform.q must be a list, the probabilities of the sizes 0 to n; got {self.q!r}.")
         bad = np.flatnonzero(~((q >= 0) & (q <= 1)))

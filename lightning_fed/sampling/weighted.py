@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fed.core.validation import whole
-from lightning_fed.sampling.base import Sampler
+from lightning_fed.sampling.base import Sampler, numbers
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class WithReplacement(Sampler):
 
 def _freeze_weights(owner: object, name: str) -> None:
     """Refuse an attribute other than a list of positive finite numbers; it becomes a tuple."""
-    where, w = f"{type(owner).__name__}.{name}", np.asarray(getattr(owner, name), dtype=float)
+    where, w = f"{type(owner).__name__}.{name}", numbers(owner, name)
     if w.ndim != 1 or not w.size:
         raise ValueError(f"{where} must be a list with one weight per client, got {getattr(owner, name)!r}.")
     bad = np.flatnonzero(~((w > 0) & np.isfinite(w)))
@@ -119,7 +119,7 @@ def _freeze_weights(owner: object, name: str) -> None:
 
 def _weights(owner: object, name: str, n: int) -> NDArray[np.float64]:
     """One weight per client, adding up to 1; refuse a list of another length."""
-    w = np.asarray(getattr(owner, name), dtype=float)
+    w = numbers(owner, name)
     if w.size != n:
         raise ValueError(f"{type(owner).__name__}.{name} has {w.size} weights for {n} clients. Give one per client.")
     w = w / w.max()  # first, as the sum of large ones may overflow

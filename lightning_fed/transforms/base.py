@@ -64,6 +64,8 @@ class Compose(Transform):
     transforms: Sequence[Transform]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.transforms, Sequence):
+            raise TypeError(f"Compose.transforms must be a list of Transforms, got {self.transforms!r}.")
         for transform in self.transforms:
             if not isinstance(transform, Transform):
                 raise TypeError(f"Compose.transforms must be Transforms such as Clip(1.0), got {transform!r}.")

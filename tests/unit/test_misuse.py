@@ -11,10 +11,15 @@ from helpers.problems import golden
 
 from lightning_fed import GradientDescent, Quadratic, simulate
 from lightning_fed.algorithms import FedADMM, FedDR
+from lightning_fed.callbacks import ClientEvaluation, Faults
 from lightning_fed.core.randomness import derive_seed
 from lightning_fed.core.round import run_round
-from lightning_fed.prox import L1, Box
-from lightning_fed.sampling import Bernoulli, Uniform
+from lightning_fed.datamodules import Synthetic
+from lightning_fed.models import MLP, CifarCNN, FemnistCNN
+from lightning_fed.partition import Sizes
+from lightning_fed.prox import L1, Box, Sum
+from lightning_fed.sampling import Bernoulli, DoublyUniform, Systematic, Uniform
+from lightning_fed.transforms import Compose
 
 
 def test_whole_numbers_become_floating_point() -> None:
@@ -74,6 +79,29 @@ def test_a_g_that_is_no_prox_is_refused(kind: Any, g: Any) -> None:
 )
 def test_wrong_values_are_refused_by_name(make: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Bernoulli("1"), r"Bernoulli\.p must be made of numbers, got '1', which is text"),  # type: ignore[arg-type]
+        (lambda: DoublyUniform("abc"), r"DoublyUniform\.q must be made of numbers, got 'abc'"),  # type: ignore[arg-type]
+        (lambda: Systematic(2, ["1", "2"]), r"Systematic\.weights must be made of numbers"),  # type: ignore[list-item]
+        (lambda: Sum(2.5), r"Sum is made of one Prox or more, such as L1\(1e-4\), got 2\.5"),  # type: ignore[arg-type]
+        (lambda: Compose(0.5), r"Compose\.transforms must be a list of Transforms, got 0\.5"),  # type: ignore[arg-type]
+        (lambda: Sizes(10), r"Sizes\.sizes must be a list, one whole number per client; got 10"),  # type: ignore[arg-type]
+        (lambda: MLP(10), r"MLP\.sizes must be two or more whole numbers >= 1, got 10"),  # type: ignore[arg-type]
+        (lambda: MLP(log_train="no"), r"MLP\.log_train must be one of True, False; got 'no'"),  # type: ignore[arg-type]
+        (lambda: FemnistCNN(classes="62"), r"FemnistCNN needs a whole number >= 2 of classes, got '62', which"),  # type: ignore[arg-type]
+        (lambda: CifarCNN(classes=None), r"CifarCNN needs a whole number >= 2 of classes, got None"),  # type: ignore[arg-type]
+        (lambda: Synthetic(iid="no"), r"Synthetic\.iid must be one of True, False; got 'no'"),  # type: ignore[arg-type]
+        (lambda: Faults(rate=0.5, clients="anna"), r"Faults\.clients must be a list of clients, such as \['anna'\]"),
+        (lambda: ClientEvaluation(also_after="12"), r"ClientEvaluation\.also_after must be a list of whole numbers"),  # type: ignore[arg-type]
+    ],
+)
+def test_texts_and_single_values_are_refused_where_numbers_or_lists_are_wanted(make: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
         make()
 
 

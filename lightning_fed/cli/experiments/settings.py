@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,12 +111,17 @@ def _classes(module: Any, base: type, but: type) -> dict[str, type]:
 def _build(what: str, text: str, known: Mapping[str, type]) -> Any:
     name, _, rest = text.partition(":")
     if name not in known:
-        raise ValueError(f"There is no {what} {name!r}. Choose from {', '.join(sorted(known))}.")
+        near = get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise ValueError(f"There is no {what} {name!r}. {hint}Choose from {', '.join(sorted(known))}.")
     parameters = inspect.signature(known[name]).parameters
     pairs = [pair.partition("=") for pair in rest.split(",") if pair]
-    for key, equals, _ in pairs:
-        if not equals or key not in parameters:
-            raise ValueError(f"{name} has no hyper-parameter {key!r}. It takes {inspect.signature(known[name])}.")
+    for key, _, value in pairs:
+        if key not in parameters:
+            takes = f"It takes {', '.join(parameters)}." if parameters else "It takes none."
+            raise ValueError(f"{name} has no hyper-parameter {key!r}. {takes}")
+        if not value:
+            raise ValueError(f"{key!r} of {name} needs a value, for instance {name}:{key}=1; got {text!r}.")
     given = {key: _value(value) for key, _, value in pairs}
     missing = [key for key, p in parameters.items() if p.default is inspect.Parameter.empty and key not in given]
     if missing:

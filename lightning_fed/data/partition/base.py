@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,8 @@ class Sizes(Partition):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sizes, Iterable):
+            raise ValueError(f"Sizes.sizes must be a list, one whole number per client; got {self.sizes!r}.")
         sizes = tuple(self.sizes)
         if not sizes:
             raise ValueError("Sizes.sizes must name at least one client, got none.")

@@ -225,6 +225,12 @@ def test_fit_then_validate_and_test(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert name in capsys.readouterr().out
 
 
+def test_a_test_without_a_checkpoint_says_that_the_model_is_untrained(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        small(command="test")
+    assert "test without --ckpt_path takes the model as its class makes it" in caplog.text
+
+
 def test_a_checkpoint_is_validated_without_a_warning_about_our_own_callbacks(tmp_path: Path) -> None:
     root = f"--trainer.default_root_dir={tmp_path / 'run'}"
     small(root)

@@ -68,6 +68,7 @@ WRONG = {
     "fit --config list.yaml": "Unexpected config",
     "fit --config binary.yaml": "The config cannot be read",
     "fit --config unknown.yaml": "federatd",
+    "fit --config nothing.yaml": "nothing.yaml is empty",
     "fit --config interpolated.yaml": "nothing.here",
     "fit --config without_base.yaml": "base 'gone.yaml'",
     # values of settings
@@ -78,6 +79,10 @@ WRONG = {
     f"fit {SMALL} --federated.algorithm=FedAvgg": "Did you mean FedAvg? lightning_fed.algorithms has Compressed, ",
     f"fit {SMALL} --federated.algorithm=fedadmm": "There is no class fedadmm. Did you mean FedADMM?",
     "fti": "There is no command fti. Did you mean fit? There are fit, validate, ",
+    f"fit {SMALL} --federated.algorithm.g=Box1": "There is no class Box1. Did you mean Box? lightning_fed.prox has ",
+    f"fit {SMALL} --federated.sampler=Nonsense": "Give package.Class, or a short name: lightning_fed.sampling has ",
+    f"fit {SMALL} --trainer.callbacks+=EarlyStoping": "There is no class EarlyStoping. Did you mean EarlyStopping?",
+    f"fit {SMALL} --trainer.logger=AutoWandbLoger": "There is no class AutoWandbLoger. Did you mean AutoWandbLogger?",
     f"fit {SMALL} --federated.algorithm=Nonsense": "lightning_fed.algorithms has Compressed, FedADMM, ",
     f"fit {SMALL} --federated.algorithm.eta=-1": "FedADMM.eta must be positive, got -1.0",
     f"fit {SMALL} --federated.algorithm.eta=abc": "Given value: abc",
@@ -118,6 +123,9 @@ WRONG = {
     "reproduce femnist --quick --data gone": "gone",
     "reproduce synthetic --quick --out text.ckpt": "Not a directory: text.ckpt",
     "compare --only FedNothing": "There is no algorithm 'FedNothing'",
+    "compare --only FedAvgg": "There is no algorithm 'FedAvgg'. Did you mean FedAvg? Choose from FedADMM, ",
+    "compare --only FedADMM:eta": "'eta' of FedADMM needs a value, for instance FedADMM:eta=1; got 'FedADMM:eta'",
+    "compare --only FedADMM:etta=1": "FedADMM has no hyper-parameter 'etta'. It takes eta, alpha, g, ",
     "compare --only FedAvg+TopK:k=0": "k",
     "compare --quick --only FedAvg --out text.ckpt": "Not a directory: text.ckpt",
     "compare --nothing": "unrecognized arguments: --nothing",
@@ -151,6 +159,7 @@ def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.delitem(sys.modules, "modules", raising=False)
     texts = {
         "malformed.yaml": "trainer: [unclosed\n  a: b: c",
+        "nothing.yaml": "\n",
         "list.yaml": "- 1\n- 2\n",
         "unknown.yaml": "federatd:\n  local_steps: 3\n",
         "interpolated.yaml": "data:\n  class_path: Synthetic\n  init_args:\n    a: ${nothing.here}\n",
