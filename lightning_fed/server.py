@@ -35,7 +35,7 @@ from lightning_fed.engines.turnover import Turnover
 from lightning_fed.evaluation.client_rows import Measured, client_rows
 from lightning_fed.evaluation.evaluate import evaluate_outside_fit
 from lightning_fed.evaluation.personal import federation_of
-from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_results_of
+from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_metrics_of
 from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
@@ -466,7 +466,7 @@ class FederatedServer(FederatedCallback):
                     stacklevel=2,
                 )
         if trainer.state.fn == "fit":
-            validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
+            validated = validation_metrics_of(trainer)
             self._choice.check(trainer, validated.keys())  # in the sanity check too, before round 0
             if not trainer.sanity_checking:
                 self._history.add(self.rounds_done - 1, validated)

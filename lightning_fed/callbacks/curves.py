@@ -33,8 +33,12 @@ PANELS = {
 }
 #: Most metrics besides loss and accuracy in a figure, and most panels side by side.
 MOST_FURTHER, MOST_COLUMNS = 4, 3
-#: Characters of text that fit over one panel.
-CHARACTERS = 55
+#: Most ticks of the axis that counts megabytes, whose labels are long.
+MOST_TICKS = 5
+#: Characters of text that fit over one panel, and beside or inside it.
+CHARACTERS, INSIDE = 55, 36
+#: Counters, which say nothing of a model.
+COUNTERS = {"clients", "bytes_down", "bytes_up", "local_steps", "full_gradients", "failed_clients", "seconds"}
 #: Largest relative difference of the bytes of two rounds that counts as none.
 ALIKE = 0.01
 
@@ -98,7 +102,7 @@ def draw(history: list[Row], title: str | None = None, settings: str | None = No
             _draw_panel(axes, history, panel, x)
             axes.set_xlabel(label)
             if label == ROUND:
-                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
                 _add_megabytes(axes, scale)
         for axes in cells[len(panels) :]:
             axes.remove()
@@ -117,10 +121,16 @@ def _wrapped(text: str, width: int) -> str:
 def _panels(known: list[str]) -> list[Panel]:
     usual = [(heading, label, [name for name in names if name in known]) for heading, (label, names) in PANELS.items()]
     panels: list[Panel] = [(heading, label, names, False) for heading, label, names in usual if names]
-    if not panels:
-        panels = [("Metrics", "value", sorted(known)[:4], False)]
     further = further_metrics(known).items()
+    if not panels and not further:
+        panels = [("Metrics", "value", _usual(known), False)]
     return [*panels, *((_words(metric), _words(metric), names, True) for metric, names in further)]
+
+
+def _usual(known: list[str]) -> list[str]:
+    """A few metrics to draw where clients are not evaluated: losses first, no counters unless there is nothing else."""
+    names = [name for name in known if name.removeprefix("federated/") not in COUNTERS] or known
+    return sorted(names, key=lambda name: LOSS not in name.lower())[:4]
 
 
 def _draw_panel(axes: Any, history: list[Row], panel: Panel, x: X) -> None:
@@ -128,14 +138,16 @@ def _draw_panel(axes: Any, history: list[Row], panel: Panel, x: X) -> None:
     heading, label, names, banded = panel
     for name in names:
         points = [(x(row), row[name]) for row in history if name in row]
-        (line,) = axes.plot(*zip(*points, strict=True), label=_words(name.removeprefix("federated/")), **_style(name))
+        (line,) = axes.plot(
+            *zip(*points, strict=True), label=_short(_words(name.removeprefix("federated/")), INSIDE), **_style(name)
+        )
         if len(points) == 1:
             line.set_marker("o")  # a line through one point is not seen
         if banded and (found := _band(history, name)):
             what, edges = found
             xs, lows, highs = zip(*((x(row), low, high) for row, low, high in edges), strict=True)
             axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.2, linewidth=0, label=what)
-    axes.set(title=heading, ylabel=label)
+    axes.set(title=_short(heading, CHARACTERS), ylabel=_short(label, INSIDE))
     axes.grid(alpha=0.3)
     axes.legend()
 
@@ -149,12 +161,15 @@ def _style(name: str) -> dict[str, Any]:
 
 def _add_megabytes(axes: Any, scale: tuple[float, float] | None) -> None:
     """Count megabytes on an axis above, on which a round is as long as on the axis below."""
+    from matplotlib.ticker import MaxNLocator
+
     if scale is not None:
         first, slope = scale
         above = axes.secondary_xaxis(
             "top", functions=(lambda round: first + slope * round, lambda sent: (sent - first) / slope)
         )
         above.set_xlabel(MEGABYTES, fontsize="small", color="0.35")
+        above.xaxis.set_major_locator(MaxNLocator(MOST_TICKS))
         above.tick_params(labelsize="small", colors="0.35")
 
 
@@ -166,6 +181,12 @@ def _band(history: list[Row], name: str) -> tuple[str, list[tuple[Row, float, fl
     if rows := [row for row in history if name in row and sd in row]:
         return "standard deviation", [(row, row[name] - row[sd], row[name] + row[sd]) for row in rows]
     return None
+
+
+def _short(text: str, width: int) -> str:
+    """The text, without its middle if it is longer than ``width``: it would push the panels aside."""
+    half = (width - 3) // 2
+    return text if len(text) <= width else f"{text[:half]}...{text[-half:]}"
 
 
 def _words(name: str) -> str:

@@ -62,7 +62,7 @@ class Table(list[Row]):
         """Write a CSV file with a header; a missing value and nan are empty cells."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="", encoding="utf-8") as file:
+        with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
             writer.writerows(self.cells())

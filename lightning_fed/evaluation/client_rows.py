@@ -41,13 +41,12 @@ def client_rows(data: Any, federation: Federation | None, measured: Measured) ->
     ``own_accuracy`` and so on of the client's own model on the last of the splits. A metric that a client does not
     have is nan. Without a ``federation``, rows have no visits, bytes and steps.
     """
-    columns = measured.columns()
-    training = dict.fromkeys(data.client_ids if federation is None else federation.client_ids)
-    held_out = {
-        cid: None for found in measured.splits.values() for cid in found.by_client
-    }  # some may have no training data
-    samples = {cid: data.num_examples(cid) if cid in training else 0 for cid in [*training, *held_out]}
-    return Table(_row(federation, cid, samples[cid], columns) for cid in samples)
+    columns, training = measured.columns(), data.client_ids  # of the data of a test, not always those of the fit
+    held_out = [cid for found in measured.splits.values() for cid in found.by_client]  # some have no training data
+    left = () if federation is None else federation.expelled
+    ids = dict.fromkeys(cid for cid in [*training, *held_out] if cid not in left)
+    known = {*training}
+    return Table(_row(federation, cid, data.num_examples(cid) if cid in known else 0, columns) for cid in ids)
 
 
 def _row(

@@ -353,8 +353,11 @@ def _evaluate_by(step: str, trainer: pl.Trainer, cid: ClientId, split: str) -> E
 
 
 def _call(trainer: pl.Trainer, step: str, batch: Any, batch_idx: int) -> Any:
-    wants_index = is_param_in_hook_signature(getattr(trainer.lightning_module, step), "batch_idx", min_args=2)
-    return call_strategy_hook(trainer, step, *([batch, batch_idx] if wants_index else [batch]))
+    function = getattr(trainer.lightning_module, step)
+    wants_index = is_param_in_hook_signature(function, "batch_idx", min_args=2)
+    # a client's data are those of one loader
+    loader = {"dataloader_idx": 0} if is_param_in_hook_signature(function, "dataloader_idx", explicit=True) else {}
+    return call_strategy_hook(trainer, step, *([batch, batch_idx] if wants_index else [batch]), **loader)
 
 
 def _loss(output: Any) -> Any:

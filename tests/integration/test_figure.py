@@ -9,6 +9,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers.modules import Net, classification, quiet_trainer
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
@@ -249,3 +250,24 @@ def test_the_figure_changes_no_iterate(tmp_path: Path) -> None:
 
     with_it, without = final(True), final(False)
     assert all(torch.equal(with_it[name], without[name]) for name in without)
+
+
+def test_a_long_name_of_a_metric_does_not_push_the_panels_aside() -> None:
+    name = "federated/test_" + "long_" * 30
+    figure = draw([{"round": k, name: float(k)} for k in range(3)])
+    FigureCanvasAgg(figure).draw()
+    (axes,) = figure.axes
+    assert axes.get_position().width > 0.6
+    assert len(axes.get_title()) <= 55
+
+
+def test_without_evaluations_losses_are_drawn_and_counters_are_not() -> None:
+    row = {"federated/bytes_down": 1e6, "federated/clients": 2.0, "federated/local_loss": 0.5, "score": 1.0}
+    assert set(curves(draw([{"round": k, **row} for k in range(3)]))) == {"local loss", "score"}
+
+
+def test_a_single_round_has_a_single_tick() -> None:
+    figure = draw([{"round": 0, "federated/objective": 1.0}])
+    FigureCanvasAgg(figure).draw()
+    (low, high), ticks = figure.axes[0].get_xlim(), figure.axes[0].get_xticks()
+    assert [tick for tick in ticks if low <= tick <= high] == [1]

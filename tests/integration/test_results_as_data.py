@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,60 @@ def test_validation_without_validation_data_is_told_by_its_name() -> None:
     quiet_trainer(kept).validate(Net(), datamodule=data, verbose=False)
     assert "test_loss" in kept.clients.columns
     assert not {name for name in kept.clients.columns if name.startswith("val")}
+
+
+# -- other data, clients that left, several loaders -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [2, 5])
+def test_a_test_on_other_data_has_the_rows_of_their_clients(clients: int) -> None:
+    kept, module = server(), Net()
+    trainer = quiet_trainer(kept, 1)
+    trainer.fit(module, datamodule=classification(3))
+    other = classification(clients)
+    trainer.test(module, datamodule=other, verbose=False)
+    rows = kept.clients
+    assert rows.column("client") == other.client_ids
+    assert rows.column("samples") == [other.num_examples(cid) for cid in other.client_ids]
+    assert rows.column("visits") == [1, 1, 1, 0, 0][:clients]
+    assert all(row["test_loss"] > 0 for row in rows)
+
+
+def test_a_client_that_was_expelled_after_the_evaluation_has_no_row() -> None:
+    kept, data = server(), classification(3)
+    quiet_trainer(kept, 1).fit(Net(), datamodule=data)
+    kept.expel("c1")
+    assert kept.clients.column("client") == ["c0", "c2"]
+
+
+class TwoLoaders(FederatedDataModule):
+    def val_dataloader(self) -> Any:
+        return [self.test_dataloader(), self.test_dataloader()]
+
+
+class ByLoader(Net):
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int, dataloader_idx: int) -> None:
+        self._loss(batch, f"val{dataloader_idx}")
+
+
+def test_the_history_has_the_metrics_of_every_validation_loader() -> None:
+    parts = classification().splits
+    kept = server()
+    data = TwoLoaders(parts["train"], test=parts["test"], batch_size=4)
+    trainer = quiet_trainer(kept, 2)
+    trainer.fit(ByLoader(), datamodule=data)
+    names = {"val0_loss/dataloader_idx_0", "val1_loss/dataloader_idx_1"}
+    assert names <= set(kept.history.columns)
+    assert {name: kept.history[-1][name] for name in names} == {n: float(trainer.callback_metrics[n]) for n in names}
+    assert mean_of(kept.clients, data, "test", "loss") == pytest.approx(kept.history[-1]["val0_loss/dataloader_idx_0"])
+
+
+def test_results_of_clients_with_strange_ids_become_csv(tmp_path: Path) -> None:
+    parts = classification(2).splits
+    names = {"c0": "\udc80", "c1": 'a,"b"\nc'}
+    kept = server()
+    data = FederatedDataModule({names[cid]: part for cid, part in parts["train"].items()}, batch_size=4)
+    quiet_trainer(kept, 1).fit(Net(), datamodule=data)
+    kept.clients.to_csv(tmp_path / "clients.csv")
+    with (tmp_path / "clients.csv").open(newline="", encoding="utf-8") as file:
+        assert [row["client"] for row in csv.DictReader(file)] == ["\\udc80", 'a,"b"\nc']

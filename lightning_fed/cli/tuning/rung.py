@@ -10,7 +10,7 @@ from typing import Any
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback
 from lightning_fed.cli.tuning.journal import Leg, State
 from lightning_fed.cli.tuning.plan import Budget, Objective
-from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_results_of
+from lightning_fed.lightning import Checkpoint, ModelCheckpoint, pl, validation_metrics_of
 from lightning_fed.server import FederatedServer
 
 #: Time between the checkpoints of a long leg.
@@ -50,7 +50,7 @@ class Rung(FederatedCallback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        validated = validation_results_of(trainer).metrics(on_step=False)["callback"]
+        validated = validation_metrics_of(trainer)
         if self.objective.name in validated and not trainer.datamodule.has_split("val"):
             raise TestDataError(
                 f"The objective {self.objective.name} would be measured on the test data: the data have no validation"
