@@ -44,8 +44,8 @@ def content_of(frame: bytes) -> RecordDict:
 def frame_of(message: Message) -> bytes:
     """The frame in a message; nothing in it is interpreted."""
     array = message.content["frame"]["frame"]
-    if array.stype != KIND:
-        raise ValueError(f"The message holds {array.stype!r}, not a frame.")
+    if not isinstance(array, Array) or array.stype != KIND:
+        raise ValueError(f"The message holds a {getattr(array, 'stype', type(array).__name__)}, not a frame.")
     return bytes(array.data)
 
 
