@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,32 @@ def test_the_oldest_versions_are_those_that_are_allowed() -> None:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
         (exact,) = (part.version for part in oldest[name].specifier)
         assert Version(exact).release[: len(Version(floor).release)] == Version(floor).release, name
+
+
+def test_the_oldest_job_installs_what_its_tests_import() -> None:
+    """At the top of files, where a missing package ends the job; imports in functions are guarded by importorskip."""
+    (job,) = re.findall(r"pytest .*-W default (.+)", (GITHUB / "workflows" / "tests.yml").read_text())
+    files = [file for folder in ("tests/helpers", *job.split()) for file in (ROOT / folder).rglob("*.py")]
+    imported = {name for file in files for name in top_imports(file)}
+    own = {"helpers", "conftest", "lightning_fed"}
+    distributions = packages_distributions()
+    missing = {
+        name
+        for name in imported - own - sys.stdlib_module_names
+        if not {distribution.lower() for distribution in distributions.get(name, [name])} & pinned().keys()
+    }
+    assert missing == set()
+
+
+def top_imports(file: Path) -> set[str]:
+    """The packages that a file imports at its top."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found
 
 
 def test_the_citation_is_of_this_version() -> None:
