@@ -220,7 +220,8 @@ def set_results(trainer: pl.Trainer, results: Any) -> None:
 
 def validation_metrics_of(trainer: pl.Trainer) -> dict[str, Any]:
     """The values that the last validation of a fit logged, over all of its loaders."""
-    results, found = trainer.fit_loop.epoch_loop.val_loop._results, {}
+    results = trainer.fit_loop.epoch_loop.val_loop._results
+    found: dict[str, Any] = {}
     current = results.dataloader_idx  # Lightning gives the values of one loader at a time; None: of none in particular
     for index in dict.fromkeys(metric.meta.dataloader_idx for metric in results.result_metrics):
         results.dataloader_idx = index

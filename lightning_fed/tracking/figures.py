@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) -> list[Path]:
-    """Log a figure, as an image in W&B, TensorBoard, MLflow and Comet, and as a PNG in the folder of other logs.
+    """Log a figure, as an image in W&B, TensorBoard, MLflow and Comet, and as a PNG in the folder of each logger.
 
-    Returns the PNG files.
+    Returns the PNG files. A logger that writes no local files has no folder.
 
     >>> import tempfile
     >>> from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def log_figure(loggers: Sequence[Logger], name: str, figure: Figure, step: int) 
             logger.experiment.log_figure(logger.run_id, figure, f"{name}.png")
         elif isinstance(logger, CometLogger):
             logger.experiment.log_figure(name, figure, step=step)
-        elif (folder := folder_of(logger)) is not None:
+        if (folder := folder_of(logger)) is not None:
             written.append(file_of(folder, name, "png"))
             figure.savefig(written[-1], dpi=120)
     return written

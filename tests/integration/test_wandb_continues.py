@@ -149,3 +149,13 @@ def test_a_stock_logger_is_told_how_to_continue(home: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, f"{root}.utilities.rank_zero"):
         fit(home, logger=WandbLogger(**stock, id=second), rounds=3)
     assert not any("AutoWandbLogger" in message for message in caplog.messages)
+
+
+def test_the_path_of_the_figure_is_printed(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = AutoWandbLogger("test", str(home), "fit")
+    with caplog.at_level(logging.INFO, f"{pl.__name__}.utilities.rank_zero"):
+        quiet_trainer(FederatedServer(FedADMM()), 1, logger=logger).fit(Net(), datamodule=classification(2))
+    (told,) = [message for message in caplog.messages if message.startswith("Figure: ")]
+    path = Path(told.removeprefix("Figure: "))
+    assert path == home / "test" / logger.version / "federated_figure.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
