@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def test_the_oldest_versions_are_those_that_are_allowed() -> None:
         (floor,) = (part.version for part in requirement.specifier if part.operator == ">=")
         (exact,) = (part.version for part in oldest[name].specifier)
         assert Version(exact).release[: len(Version(floor).release)] == Version(floor).release, name
+
+
+@pytest.mark.parametrize("package", ["pytorch-lightning", "lightning"])
+def test_lightning_accepts_the_oldest_versions(package: str) -> None:
+    """Or pip refuses to install them."""
+    try:
+        needed = [Requirement(line) for line in metadata.requires(package) or [] if "extra ==" not in line]
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    versions = {name: exact.version for name, each in pinned().items() for exact in each.specifier}
+    known = [each for each in needed if each.name.lower() in versions]
+    refused = [str(each) for each in known if versions[each.name.lower()] not in each.specifier]
+    assert not refused
 
 
 def test_the_citation_is_of_this_version() -> None:
