@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -36,7 +35,6 @@ from lightning_fed.evaluation.client_rows import Measured, client_rows
 from lightning_fed.evaluation.evaluate import evaluate_outside_fit
 from lightning_fed.evaluation.personal import federation_of
 from lightning_fed.lightning import SIGTERMException, pl, rank_zero_info, results_of, set_linker, validation_metrics_of
-from lightning_fed.lightning.package import watch_mixtures
 from lightning_fed.local.client_loop import ClientLoop
 from lightning_fed.local.schedule import planned_batches
 from lightning_fed.local.server_snapshot import Workspace
@@ -56,7 +54,7 @@ from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
 from lightning_fed.trainer.model_choice import ModelChoice
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
-from lightning_fed.trainer.ranks import ranks_of
+from lightning_fed.trainer.signals import STATUS, check_sigterm
 from lightning_fed.trainer.strategy import adopt, register
 
 register()
@@ -150,7 +148,6 @@ class FederatedServer(FederatedCallback):
         on_client_error: OnError | Retry | FailurePolicy = "raise",
         personal: list[str] | str | None = None,
     ) -> None:
-        watch_mixtures()  # here too, because the other package may have been imported after lightning_fed
         self.algorithm, self.clients_per_round = algorithm, clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
         self.buffers, self.evaluate_every, self.figure = buffers, evaluate_every, figure
@@ -344,6 +341,7 @@ class FederatedServer(FederatedCallback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
             self._memory.end_fit(trainer)
+            check_sigterm(trainer)
 
     def _disk_store(self) -> DiskStore | None:
         """The store whose records belong to a checkpoint."""
@@ -367,7 +365,7 @@ class FederatedServer(FederatedCallback):
             trainer.fit_loop.clock.running = False
             self._memory.end_fit(trainer)
         if isinstance(exception, SIGTERMException) and exception.code is None:
-            exception.code = 128 + signal.SIGTERM  # Lightning's own is 0, as if the fit had ended
+            exception.code = STATUS  # Lightning's own is 0, as if the fit had ended
 
     def state_dict(self) -> dict[str, Any]:
         federation = self.federation.state_dict() if self.federation else None

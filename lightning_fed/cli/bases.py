@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_fed.cli.refusals import one_line
 from lightning_fed.lightning import LightningArgumentParser
+from lightning_fed.lightning.mixtures import mixture_in
 from lightning_fed.lightning.package import in_this_package
 
 
@@ -26,7 +27,7 @@ class BaseParser(LightningArgumentParser):
         if not self.exit_on_error or "JSONARGPARSE_DEBUG" in os.environ:
             super().error(message, ex)
         prog = (getattr(ex, "subcommand_parser", None) or self).prog.replace(" [options]", "")
-        self.exit(2, f"{prog}: error: {one_line(message)}\n")
+        self.exit(2, f"{prog}: error: {one_line(mixture_in(message) or message)}\n")
 
     def parse_string(self, content: str, path: str | Path = "", **kwargs: Any) -> Any:
         """Parse a config with its bases; the parser has changed to the config's folder, so that paths are relative.

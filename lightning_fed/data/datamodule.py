@@ -33,7 +33,6 @@ from lightning_fed.data.tensor_loader import TensorRows as TensorRows
 from lightning_fed.data.tensor_loader import row_by_row as row_by_row
 from lightning_fed.data.validation_share import VAL_FRACTION, hold_out_share
 from lightning_fed.lightning import pl, tell_checkpoints
-from lightning_fed.lightning.package import watch_mixtures
 
 SPLITS = ("train", "val", "test")
 
@@ -102,7 +101,6 @@ class FederatedDataModule(pl.LightningDataModule):
         loader_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        watch_mixtures()
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.drop_last = drop_last

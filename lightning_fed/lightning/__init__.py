@@ -8,6 +8,7 @@ the table with the imports (tests/integration/test_lightning_door.py).
 
 from __future__ import annotations
 
+import signal
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchmetrics import Metric
 
-from lightning_fed.lightning.package import ROOTS, TRAINER, check_lightning_version, load, watch_mixtures
+from lightning_fed.lightning.mixtures import watch_late_imports
+from lightning_fed.lightning.package import ROOTS, TRAINER, check_lightning_version, load
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -69,7 +71,7 @@ if TYPE_CHECKING:
 else:
     pl = import_module(TRAINER)
     globals().update(load())
-    watch_mixtures()
+    watch_late_imports()
 
 __all__ = [
     "ArgsType",
@@ -116,6 +118,7 @@ __all__ = [
     "is_overridden",
     "is_param_in_hook_signature",
     "isolate_rng",
+    "owns_sigterm",
     "pl",
     "rank_zero_info",
     "rank_zero_only",
@@ -296,6 +299,12 @@ def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, ModelCheckpoint) and type(callback)._link_checkpoint is own:
             vars(callback)["_link_checkpoint"] = link
+
+
+def owns_sigterm(trainer: pl.Trainer) -> bool:
+    """Whether a fit's only handler of SIGTERM is the one by which Lightning notes it."""
+    handlers = getattr(signal.getsignal(signal.SIGTERM), "signal_handlers", None)
+    return bool(handlers == [trainer._signal_connector._sigterm_notifier_fn])
 
 
 def wandb_axis(logger: WandbLogger) -> tuple[str, str]:

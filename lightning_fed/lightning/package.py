@@ -1,8 +1,9 @@
-"""Decide which of Lightning's two packages is used, ``lightning`` or ``pytorch_lightning``, and refuse a mixture.
+"""Decide which of Lightning's two packages is used, ``lightning`` or ``pytorch_lightning``.
 
 Both have the same code and unlike classes: a module of one is no module of the other. The decision is made once, when
 lightning_fed is imported: by the environment variable ``LIGHTNING_FED_PACKAGE``, else by what is imported already, else
-by what is installed; ``lightning`` where both are. :mod:`lightning_fed.lightning` then imports everything from there.
+by what is installed; ``lightning`` where both are. :mod:`lightning_fed.lightning` then imports everything from there,
+and :mod:`lightning_fed.lightning.mixtures` refuses objects of the other package.
 """
 
 from __future__ import annotations
@@ -128,67 +129,6 @@ def check_lightning_version(version: str | None = None) -> None:
             f"lightning_fed builds on Lightning's loops: it needs {pip} >={low},<{high}, found {found}."
             f' Run: pip install "{pip}>={low},<{high}"'
         )
-
-
-def package_of(kind: type) -> str | None:
-    """Which of the two packages a class is defined in; None if in neither.
-
-    >>> package_of(dict) is None
-    True
-    """
-    root = kind.__module__.partition(".")[0]
-    return {"lightning_fabric": "pytorch_lightning"}.get(root, root if root in PARTS else None)
-
-
-def foreign_base(value: object) -> type | None:
-    """The class of the other package that an object's class is or derives from; None if it is of this package."""
-    origins = {package_of(kind): kind for kind in reversed(type(value).__mro__)}
-    return None if PACKAGE in origins else origins.get(OTHER)
-
-
-def check_origin(value: object, role: str) -> None:
-    """Refuse an object of the other package by ``role`` and name, with the import to change."""
-    base = foreign_base(value)
-    if base is not None:
-        name = "" if type(value).__name__ == role else f" {type(value).__name__}"
-        derived = "" if type(value) is base else f" (which derives from {base.__name__})"
-        raise TypeError(_mixture(f"{role}{name}{derived}", base))
-
-
-def check_mixture(value: object) -> None:
-    """Refuse what a Trainer does not know: if ``value`` is of this package, the Trainer is of the other."""
-    check_origin(value, "object")
-    if any(package_of(kind) == PACKAGE for kind in type(value).__mro__):
-        theirs = sys.modules[PARTS[OTHER][0]]
-        raise TypeError(_mixture(f"Trainer that was given {type(value).__name__}", theirs.Trainer))
-
-
-def watch_mixtures() -> None:
-    """Have the Trainers of both packages, as far as they are imported, name mixtures with the import to change.
-
-    Lightning has a check of its own for this, which it calls where it is about to fail. It does not see classes that
-    derive from those of the other package, and ends in "Expected a parent".
-    """
-    for trainer, _ in PARTS.values():
-        for name in (f"{trainer}.utilities.model_helpers", f"{trainer}.utilities.compile"):
-            if sys.modules.get(name):
-                sys.modules[name]._check_mixed_imports = check_mixture  # type: ignore[attr-defined]
-
-
-def _mixture(what: str, base: type) -> str:
-    theirs = PARTS[OTHER][0]
-    return (
-        f"The {what} is of {theirs}, but lightning_fed works with {TRAINER} here ({REASON})."
-        f" Change the import to: {_public(base)}. Or use {theirs} everywhere, and set the environment variable"
-        f" {VARIABLE}={OTHER}."
-    )
-
-
-def _public(base: type) -> str:
-    """The import of the class of the same name in the package that is used."""
-    section = base.__module__.removeprefix(PARTS[OTHER][0]).strip(".").partition(".")[0]
-    where = TRAINER if hasattr(sys.modules.get(TRAINER), base.__name__) else f"{TRAINER}.{section}"
-    return f"from {where} import {base.__name__}"
 
 
 _PATH = re.compile(rf"(?<![\w./]){re.escape(PARTS[OTHER][0])}((?:\.\w+)*\.[A-Z]\w*)(?![\w./])")

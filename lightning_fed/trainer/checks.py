@@ -22,7 +22,8 @@ from lightning_fed.lightning import (
     is_param_in_hook_signature,
     pl,
 )
-from lightning_fed.lightning.package import TRAINER, check_origin, foreign_base
+from lightning_fed.lightning.mixtures import check_origin, foreign_base
+from lightning_fed.lightning.package import TRAINER
 from lightning_fed.sampling import Sampler
 from lightning_fed.theory.stability import stability_of
 from lightning_fed.theory.tolerance import Tolerance
@@ -57,7 +58,7 @@ def check_packages(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     check_origin(trainer, "Trainer")
     check_origin(module, "module")
     for callback in trainer.callbacks:
-        base = foreign_base(callback)
+        base = foreign_base(type(callback))
         if base is not None and (base.__name__ != "Callback" or base is type(callback)):
             check_origin(callback, "callback")
     for logger in trainer.loggers:

@@ -16,7 +16,8 @@ from torchmetrics import Metric
 from lightning_fed.core.layout import buffers_of
 from lightning_fed.core.local_work import LocalWork
 from lightning_fed.lightning import DoublePrecision, PassThroughProfiler, Precision, is_overridden, pl
-from lightning_fed.lightning.package import PACKAGE, package_of
+from lightning_fed.lightning.mixtures import package_of
+from lightning_fed.lightning.package import PACKAGE
 from lightning_fed.trainer.hooks import is_server, reading
 
 #: Minimum number of parameters for steps in place; smaller models do not gain.

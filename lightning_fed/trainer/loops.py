@@ -33,6 +33,7 @@ from lightning_fed.lightning import (
 )
 from lightning_fed.trainer.clock import LocalClock
 from lightning_fed.trainer.hooks import RoundReport, telling_of_errors
+from lightning_fed.trainer.signals import ended_by_sigterm
 
 #: Progress of a round when a checkpoint is taken; resuming does the remaining stages.
 IDLE, TRAINED, VALIDATED, ENDED = "idle", "trained", "validated", "ended"
@@ -216,6 +217,10 @@ class FederatedFitLoop(FitLoop):
     @max_batches.setter
     def max_batches(self, batches: int | float) -> None:
         self._max_batches = batches
+
+    def run(self) -> None:
+        with ended_by_sigterm(self.trainer):
+            super().run()
 
     def setup_data(self) -> None:
         trainer = self.trainer

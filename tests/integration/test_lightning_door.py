@@ -50,6 +50,8 @@ PRIVATE = {
     "_on_before_batch_transfer": lambda trainer: pl.LightningModule,
     "_get_train_description": lambda trainer: RichProgressBar(),
     "_leave": lambda trainer: TQDMProgressBar(),
+    "_signal_connector": lambda trainer: trainer,
+    "_sigterm_notifier_fn": lambda trainer: trainer._signal_connector,
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
     "_prefix": lambda trainer: WandbLogger(),
     "_wandb_init": lambda trainer: WandbLogger(),
@@ -134,7 +136,8 @@ def test_the_door_touches_no_other_private_attribute() -> None:
     [
         (
             door.FitLoop,
-            "setup_data reset on_run_start on_advance_start advance on_advance_end on_save_checkpoint load_state_dict",
+            "run setup_data reset on_run_start on_advance_start advance on_advance_end on_save_checkpoint"
+            " load_state_dict",
         ),
         (
             door.EpochLoop,

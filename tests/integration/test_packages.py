@@ -64,6 +64,18 @@ def test_both_packages_give_the_same_bits_and_read_the_others_checkpoints(found:
         ("Trainer and module", "The Trainer that was given Synthetic is of {other}", "from {trainer} import Trainer"),
         ("callback", "callback EarlyStopping is of {other}", "from {trainer}.callbacks import EarlyStopping"),
         ("logger", "logger CSVLogger is of {other}", "from {trainer}.loggers import CSVLogger"),
+        ("late Trainer", "The Trainer that was given Synthetic is of {other}", "from {trainer} import Trainer"),
+        ("command line", "given Synthetic is of {other}", "from {trainer}.cli import LightningCLI"),
+        (
+            "module of a command line",
+            "Net (which derives from LightningModule) is of {other}",
+            "from {trainer} import LightningModule",
+        ),
+        (
+            "config",
+            "Stop (which derives from EarlyStopping) is of {other}",
+            "from {trainer}.callbacks import EarlyStopping",
+        ),
     ],
 )
 def test_a_mixture_names_the_import_to_change(
@@ -72,7 +84,7 @@ def test_a_mixture_names_the_import_to_change(
     (other,) = set(TRAINERS) - {name}
     names = {"trainer": TRAINERS[name], "other": TRAINERS[other]}
     error = found[name][case]
-    assert error.startswith("TypeError: ")
+    assert error.startswith("lightning-fed fit: error: " if case == "config" else "TypeError: ")
     assert what.format(**names) in error
     assert f"works with {TRAINERS[name]} here (it was imported before lightning_fed)" in error
     assert f"Change the import to: {change.format(**names)}." in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from importlib import metadata
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,19 @@ def top_imports(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add((node.module or "").partition(".")[0])
     return found
+
+
+@pytest.mark.parametrize("package", ["pytorch-lightning", "lightning"])
+def test_lightning_accepts_the_oldest_versions(package: str) -> None:
+    """Or pip refuses to install them."""
+    try:
+        needed = [Requirement(line) for line in metadata.requires(package) or [] if "extra ==" not in line]
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    versions = {name: exact.version for name, each in pinned().items() for exact in each.specifier}
+    known = [each for each in needed if each.name.lower() in versions]
+    refused = [str(each) for each in known if versions[each.name.lower()] not in each.specifier]
+    assert not refused
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -7,9 +7,11 @@ not at all if it is "". FOLDER/found.json is what was found.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import sys
 import warnings
+from contextlib import redirect_stderr
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ import torch  # noqa: E402
 
 from lightning_fed import FederatedServer  # noqa: E402
 from lightning_fed.algorithms import FedADMM  # noqa: E402
+from lightning_fed.cli.main import build  # noqa: E402
 from lightning_fed.datamodules import Synthetic  # noqa: E402
 from lightning_fed.lightning import is_overridden  # noqa: E402
 from lightning_fed.lightning.package import in_this_package  # noqa: E402
@@ -77,7 +80,41 @@ def fits() -> dict[str, str]:
     return found
 
 
-def mixtures(other: Any) -> dict[str, Any]:
+def late_error() -> str:
+    """What a Trainer says that is imported after the server and the datamodule were made."""
+    made, data = server(), Synthetic()
+    other = import_module(OTHER)
+    try:
+        other.Trainer(max_epochs=1, callbacks=[made], logger=False, **QUIET).fit(net(other), datamodule=data)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def command_error(package: Any, module: Any) -> str:
+    """What the command line of a package says about a module, and our datamodule."""
+    try:
+        import_module(f"{package.__name__}.cli").LightningCLI(module, Synthetic, run=False, args=[])
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def config_error() -> str:
+    """What our command line says about a class of a user's file that imports the other package."""
+    Path("of_user.py").write_text(f"import {OTHER} as pl\n\nclass Stop(pl.callbacks.EarlyStopping):\n    pass\n")
+    sys.path.insert(0, "")
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            build(["fit", "--model=MLP", "--data=Synthetic", "--trainer.callbacks+=of_user.Stop"])
+    except SystemExit:
+        return told.getvalue()
+    return "no error"
+
+
+def mixtures(late: str) -> dict[str, Any]:
+    other: Any = import_module(OTHER)
     import_module(f"{OTHER}.loggers")
 
     class Hooks(other.Callback):
@@ -93,6 +130,10 @@ def mixtures(other: Any) -> dict[str, Any]:
         "Trainer and module": error_of(other, net(other)),
         "callback": error_of(pl, net(pl), callbacks=[other.callbacks.EarlyStopping("loss")]),
         "logger": error_of(pl, net(pl), logger=other.loggers.CSVLogger(FOLDER)),
+        "late Trainer": late,
+        "command line": command_error(other, type(net(other))),
+        "module of a command line": command_error(pl, type(net(other))),
+        "config": config_error(),
         "hooks": error_of(pl, net(pl), callbacks=[hooks]),
         "hooks called": hooks.called,
         "overridden": [is_overridden("on_train_epoch_end", hooks), is_overridden("on_after_backward", hooks)],
@@ -102,5 +143,5 @@ def mixtures(other: Any) -> dict[str, Any]:
 
 found: dict[str, Any] = fits()
 if OTHER:
-    found |= mixtures(import_module(OTHER))
+    found |= mixtures(late_error())
 Path(FOLDER, "found.json").write_text(json.dumps(found))
