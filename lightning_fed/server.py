@@ -52,7 +52,7 @@ from lightning_fed.trainer.client_memory import ClientMemory, Need, StoreName
 from lightning_fed.trainer.history import History
 from lightning_fed.trainer.hooks import FederatedCallback, RoundReport, notify
 from lightning_fed.trainer.loops import ENDED, IDLE, TRAINED, VALIDATED, FederatedFitLoop, log_numbers, weigh_by_samples
-from lightning_fed.trainer.model_choice import ModelChoice
+from lightning_fed.trainer.model_choice import ModelChoice, check_monitored
 from lightning_fed.trainer.module_state import ModuleState, is_renormed, restore_state
 from lightning_fed.trainer.signals import STATUS, check_sigterm
 from lightning_fed.trainer.strategy import adopt, register
@@ -421,6 +421,7 @@ class FederatedServer(FederatedCallback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         check_optimizers(trainer, self.algorithm)
         check_optimizers_alike(trainer)
+        check_monitored(trainer, self.evaluate_every)
         self._choice.check(trainer)
         if self.rounds_done and (name := self._touched(trainer)):
             warnings.warn(

@@ -28,6 +28,7 @@ from lightning_fed.lightning import (
     LightningArgumentParser,
     LightningCLI,
     SaveConfigCallback,
+    has_last_checkpoint,
     pl,
     rank_zero_info,
 )
@@ -87,6 +88,8 @@ class FederatedCLI(LightningCLI):
         elif self.config[self.subcommand].ckpt_path is None:
             made = f"{self.subcommand} without --ckpt_path takes the model as its class makes it"
             rank_zero_info(f"{made}. For the weights of a fit give --ckpt_path=last, or a file.")
+        elif self.config[self.subcommand].ckpt_path == "last" and not has_last_checkpoint(self.trainer):
+            raise ValueError("ckpt_path: there is no last checkpoint where this config writes them. Give a file.")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Report a config that cannot be read as the parser reports a value that it refuses."""

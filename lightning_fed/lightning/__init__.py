@@ -290,6 +290,17 @@ def _select_and_tell(connector: Any, *args: Any, **kwargs: Any) -> Any:
     return path
 
 
+def has_last_checkpoint(trainer: pl.Trainer) -> bool:
+    """Whether ``ckpt_path="last"`` names a file; without one Lightning warns, and goes on with the module as it is."""
+    savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    return any(callback._find_last_checkpoints(trainer) for callback in savers)
+
+
+def epochs_between_looks(callback: Any) -> int:
+    """Epochs after which a callback with a ``monitor`` reads it again; 0 if that is not told in epochs."""
+    return callback._every_n_epochs if isinstance(callback, ModelCheckpoint) else 1
+
+
 def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:
     """Have ``ModelCheckpoint(save_last="link")`` make its link by ``link(trainer, filepath, linkpath)``.
 

@@ -1,4 +1,4 @@
-"""Warn where a model is chosen by test data: by early stopping, a best checkpoint or pruning."""
+"""Check by what models are chosen: by early stopping, a best checkpoint or pruning."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from lightning_fed.data.datamodule import FederatedDataModule
 from lightning_fed.data.validation_share import VAL_FRACTION
-from lightning_fed.lightning import is_overridden, pl
+from lightning_fed.lightning import epochs_between_looks, is_overridden, pl
 
 #: Names of metrics of test data: of ``ClientEvaluation``, and those that ``tune`` refuses.
 TEST = re.compile(r"^(federated/)?test([\W_]|$)", re.IGNORECASE)
 #: Names that modules usually give to metrics of ``validation_step``.
 VALIDATION = re.compile(r"^(val|valid|validation|eval)([\W_]|$)", re.IGNORECASE)
+#: Metrics that are measured by the evaluation of all clients alone.
+EVALUATED = re.compile(r"^federated/(objective|primal_residual|(train|val|test)_)")
 
 
 class ModelChoice:
@@ -45,6 +47,22 @@ def monitors(trainer: pl.Trainer) -> Iterator[tuple[Any, str]]:
     for callback in trainer.callbacks:
         if isinstance(name := getattr(callback, "monitor", None), str):
             yield callback, name
+
+
+def check_monitored(trainer: pl.Trainer, evaluate_every: int) -> None:
+    """Refuse a callback that reads a metric in rounds that do not measure it: it would fail, or take an old value."""
+    if evaluate_every == 1:
+        return
+    for callback, name in monitors(trainer):
+        looks, validations = epochs_between_looks(callback), trainer.check_val_every_n_epoch or 1
+        reads = not evaluate_every or (looks % evaluate_every and validations % evaluate_every)
+        if EVALUATED.search(name) and reads:
+            rarely = f"every {evaluate_every} rounds" if evaluate_every else "never"
+            cure = f", or ModelCheckpoint(every_n_epochs={evaluate_every})" if evaluate_every else ""
+            raise ValueError(
+                f"{type(callback).__name__} reads {name!r} every {looks or 1} rounds, but clients are evaluated"
+                f" {rarely} (evaluate_every={evaluate_every}). Use FederatedServer(evaluate_every={looks or 1}){cure}."
+            )
 
 
 def is_of_validation(name: str) -> bool:

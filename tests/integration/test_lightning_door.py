@@ -53,6 +53,8 @@ PRIVATE = {
     "_signal_connector": lambda trainer: trainer,
     "_sigterm_notifier_fn": lambda trainer: trainer._signal_connector,
     "_link_checkpoint": lambda trainer: ModelCheckpoint,
+    "_find_last_checkpoints": lambda trainer: ModelCheckpoint,
+    "_every_n_epochs": lambda trainer: ModelCheckpoint(),
     "_prefix": lambda trainer: WandbLogger(),
     "_wandb_init": lambda trainer: WandbLogger(),
     "_accelerator_connector": lambda trainer: trainer,

@@ -107,3 +107,36 @@ def test_a_datamodule_with_its_own_validation_loader_does_not_warn(tmp_path: Pat
 
 def test_a_checkpoint_that_monitors_nothing_does_not_warn(tmp_path: Path) -> None:
     assert not messages(ModelCheckpoint(tmp_path, save_last=True), classification())
+
+
+# -- metrics that are not measured in every round -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "every", "refused"),
+    [
+        ("ModelCheckpoint", {}, 3, "reads 'federated/train_loss' every 1 rounds, .* every 3 rounds .*every_n_epochs=3"),
+        ("ModelCheckpoint", {}, 0, r"evaluated never \(evaluate_every=0\). Use FederatedServer\(evaluate_every=1\)\.$"),
+        ("ModelCheckpoint", {"every_n_epochs": 2}, 3, r"every 2 rounds, .* Use FederatedServer\(evaluate_every=2\)"),
+        ("ModelCheckpoint", {"every_n_epochs": 3}, 3, None),
+        ("ModelCheckpoint", {}, 1, None),
+        ("EarlyStopping", {}, 2, "EarlyStopping reads 'federated/train_loss' every 1 rounds"),
+    ],
+)
+def test_a_metric_that_is_read_more_often_than_measured_is_refused_before_round_0(
+    kind: str, options: dict[str, Any], every: int, refused: str | None, tmp_path: Path
+) -> None:
+    """Lightning would fail after round 0, with advice about the module's log, or choose by an old value."""
+    monitor, first = "federated/train_loss", FirstRound()
+    callback = (
+        ModelCheckpoint(tmp_path, monitor=monitor, **options) if kind != "EarlyStopping" else EarlyStopping(monitor)
+    )
+    server = FederatedServer(FedAvg(), local_steps=1, seed=0, evaluate_every=every)
+    saves = kind == "ModelCheckpoint"
+    trainer = quiet_trainer(server, 4, callbacks=[callback, first], enable_checkpointing=saves)
+    if refused is None:
+        trainer.fit(Net(), datamodule=classification(3))
+        return
+    with pytest.raises(ValueError, match=refused):
+        trainer.fit(Net(), datamodule=classification(3))
+    assert not first.begun

@@ -246,6 +246,17 @@ def test_a_fit_is_resumed_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(*(next(iter(c.model.parameters())).detach() for c in (resumed, whole)))
 
 
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_the_last_checkpoint_of_no_fit_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning would warn, and measure the untrained model."""
+    with pytest.raises(SystemExit) as stop:
+        small(f"--trainer.default_root_dir={tmp_path / 'run'}", "--ckpt_path=last", command=command)
+    assert stop.value.code == 2
+    assert "ckpt_path: there is no last checkpoint" in capsys.readouterr().err
+
+
 def test_a_second_run_into_the_same_folder_does_not_abort(tmp_path: Path) -> None:
     options = ["--trainer.logger.project=test", f"--trainer.default_root_dir={tmp_path / 'run'}"]
     for _ in range(2):
