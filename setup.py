@@ -8,6 +8,7 @@ setup(
         "lightning_fed.models",
         "lightning_fed.datamodules",
         "lightning_fed.datamodules.femnist",
+        "lightning_fed.datamodules.leaf",
         "lightning_fed.datamodules.vision",
         "lightning_fed.configs",
     ],

@@ -11,7 +11,7 @@ import orjson
 
 CHUNK = 1 << 20
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)  # not (?:[^"\\]|\\.)*, which steps by character
 _MARK = re.compile(rb'["{}\[\]]')
 _SCALAR = re.compile(rb"[^ \t\r\n,}\]]*")
 _SPACE = re.compile(rb"[ \t\r\n]*")

@@ -19,7 +19,7 @@ PATHS = {
     "lightning_fed.theory": "Bounds ExactBounds eta_min residual_for Tolerance Absolute Relative Summable",
     "lightning_fed.data": "FederatedDataModule TensorRows row_by_row",
     "lightning_fed.models": "",
-    "lightning_fed.datamodules": "FEMNIST Synthetic",
+    "lightning_fed.datamodules": "FEMNIST Leaf Synthetic Vision",
     "lightning_fed.partition": "IID Dirichlet Shards Sizes ByKey Pathological Continuous as_partitioner",
     "lightning_fed.tracking": "AutoWandbLogger",
     "lightning_fed.engines": "ClientError DivergenceError",

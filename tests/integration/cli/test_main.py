@@ -12,19 +12,21 @@ import pytest
 import torch
 import wandb
 import yaml
+from helpers.leaf_files import write_some
 from helpers.wandb_reader import read_run
 
 import lightning_fed.configs
 from lightning_fed.algorithms import FedADMM, FedDR
 from lightning_fed.cli import FederatedCLI, main, run
 from lightning_fed.datamodules import FEMNIST, Synthetic, Vision
-from lightning_fed.models import MLP, FemnistCNN
+from lightning_fed.models import MLP, CelebaCNN, FemnistCNN, LogisticRegression, Sent140LSTM, ShakespeareLSTM
 from lightning_fed.sampling import Uniform
 
 CONFIGS = sorted(Path(lightning_fed.configs.__file__).parent.glob("*.yaml"))
-#: those with the paper's settings; the others are of images that torchvision downloads
-PAPERS = [path for path in CONFIGS if not path.stem.startswith("cifar")]
-IMAGES = [path for path in CONFIGS if path not in PAPERS]
+#: of images that torchvision downloads, and of LEAF's models; the others have the paper's settings
+IMAGES = [path for path in CONFIGS if path.stem.startswith("cifar")]
+LEAFS = [path for path in CONFIGS if path.stem.startswith(("shakespeare", "sent140", "celeba", "synthetic_logistic"))]
+PAPERS = [path for path in CONFIGS if path not in (*IMAGES, *LEAFS)]
 DEFAULT = next(path for path in CONFIGS if path.name == "synthetic_fedadmm.yaml")
 SMALL = [
     *("--data.init_args.clients=3", "--federated.clients_per_round=2", "--federated.local_steps=2"),
@@ -106,8 +108,33 @@ def test_every_config_completes_a_fast_dev_run(config: Path) -> None:
     assert isinstance(done.datamodule, FEMNIST if femnist else Synthetic)
 
 
-def test_all_other_configs_are_of_images() -> None:
+def test_all_other_configs_are_of_images_and_of_leafs_models() -> None:
     assert {path.stem for path in IMAGES} == {"cifar10_fedadmm", "cifar10_fedavg", "cifar100_resnet_fedadmm"}
+    leafs = {"shakespeare_fedavg", "sent140_fedavg", "celeba_fedadmm", "synthetic_logistic_fedadmm"}
+    assert {path.stem for path in LEAFS} == leafs
+
+
+@pytest.mark.parametrize("config", LEAFS, ids=lambda path: path.stem)
+def test_every_config_of_leafs_models_completes_a_fast_dev_run_on_files_in_leafs_format(
+    config: Path, tmp_path: Path
+) -> None:
+    name = config.stem.split("_")[0]
+    quick = ["--trainer.fast_dev_run=true", "--trainer.enable_progress_bar=false", "--federated.clients_per_round=2"]
+    if name != "synthetic":
+        quick += [f"--data.folder={write_some(name, tmp_path / name)}", "--data.batch_size=2"]
+    done = cli(*quick, config=config)
+    assert done.trainer.state.finished
+    assert done.trainer.global_step == 1
+    models = {"shakespeare": ShakespeareLSTM, "sent140": Sent140LSTM, "celeba": CelebaCNN}
+    assert type(done.model) is models.get(name, LogisticRegression)
+    if name != "synthetic":
+        assert done.datamodule.description.startswith(f"LEAF's {name} (3 clients")
+
+
+def test_the_vocabulary_of_tweets_follows_the_model() -> None:
+    config = next(path for path in LEAFS if path.stem == "sent140_fedavg")
+    built = parsed("--model.words=77", config=config)
+    assert (built.model.words, built.datamodule.words) == (77, 77)
 
 
 @pytest.mark.parametrize("config", IMAGES, ids=lambda path: path.stem)

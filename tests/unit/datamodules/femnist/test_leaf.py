@@ -69,6 +69,13 @@ def test_a_shard_without_a_table_of_contents_is_read() -> None:
     assert same(people_of(leaf.read(SOURCE)), SOME)
 
 
+def test_users_that_leafs_split_left_without_data_and_name_are_left_out() -> None:
+    contents = shard(SOME)
+    contents["user_data"]["one"] = {"x": [], "y": []}
+    SOURCE.write_text(json.dumps(contents))
+    assert same(people_of(leaf.read(SOURCE)), SOME)
+
+
 @pytest.mark.parametrize("decimals", [3, 4, 6, 17])
 def test_grey_levels_survive_the_rounding_of_the_writer(decimals: int) -> None:
     contents = shard(SOME)
