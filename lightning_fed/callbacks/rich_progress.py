@@ -52,6 +52,8 @@ class FederatedRichProgressBar(RoundBar, RichBar):
         self._title = title
         if self.progress is not None and self.train_progress_bar_id is not None:
             self.progress.reset(self.train_progress_bar_id, total=visits, description=title)
+            # the time from which rich counts the speed: visits of a stack all end at once
+            self.progress.advance(self.train_progress_bar_id, 0)
 
     def show(self, text: str) -> None:
         if self.progress is not None and self.train_progress_bar_id is not None:

@@ -14,7 +14,8 @@ import pytest
 import pytorch_lightning as pl
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.callbacks.progress.rich_progress import CustomProgress, RichProgressBarTheme
+from rich.console import Console
 from torch import Tensor
 
 from lightning_fed import FederatedServer
@@ -227,6 +228,19 @@ def test_messages_have_lines_of_their_own(
     lines = re.split(r"[\r\n]|\x1b\[2K", (tmp_path / "screen").read_text())
     spoken = [line for line in lines if "a log line" in line or "a warning" in line]
     assert spoken == ["a log line", "a warning"] * 2
+
+
+def test_the_rich_bar_counts_the_speed_of_a_stack_from_the_beginning_of_the_round() -> None:
+    now = 0.0
+    bar = FederatedRichProgressBar()
+    bar.progress = progress = CustomProgress(get_time=lambda: now, console=Console(quiet=True))
+    bar.train_progress_bar_id = progress.add_task("")
+    for k in range(2):
+        bar.begin_round(f"Round {k}", visits=6)
+        now += 3.0
+        for _ in range(6):
+            bar.advance()
+        assert progress.tasks[0].speed == pytest.approx(2.0)
 
 
 def test_a_stock_bar_with_settings_keeps_them() -> None:
