@@ -14,10 +14,9 @@ import pytest
 import pytorch_lightning as pl
 from helpers.modules import Net, classification, quiet_trainer
 from pytorch_lightning.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
-from pytorch_lightning.callbacks.progress.rich_progress import RichProgressBarTheme
+from pytorch_lightning.callbacks.progress.rich_progress import CustomProgress, RichProgressBarTheme
 from pytorch_lightning.loggers import CSVLogger
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from lightning_fed import FederatedServer
@@ -236,7 +235,7 @@ def test_messages_have_lines_of_their_own(
 def test_the_rich_bar_counts_the_speed_of_a_stack_from_the_beginning_of_the_round() -> None:
     now = 0.0
     bar = FederatedRichProgressBar()
-    bar.progress = progress = Progress(get_time=lambda: now, console=Console(quiet=True))
+    bar.progress = progress = CustomProgress(get_time=lambda: now, console=Console(quiet=True))
     bar.train_progress_bar_id = progress.add_task("")
     for k in range(2):
         bar.begin_round(f"Round {k}", visits=6)
