@@ -10,6 +10,7 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # bf16 matmul dies on some virtual machines without it
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or old versions report errors of tests to a server
 os.environ.setdefault("MPLBACKEND", "agg")
 os.environ.setdefault("LIGHTNING_FED_PACKAGE", "pytorch_lightning")  # which is what tests import
 

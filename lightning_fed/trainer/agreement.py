@@ -29,7 +29,7 @@ TRAINER = (
 
 def check_federation(trainer: pl.Trainer, module: pl.LightningModule, facts: Mapping[str, Any]) -> None:
     """Refuse processes that would run different federations; ``facts`` are what the server knows."""
-    ranks, data = ranks_of(trainer), trainer.datamodule  # type: ignore[attr-defined]
+    ranks, data = ranks_of(trainer), trainer.datamodule
     if ranks.size == 1:
         return
     ids = data.client_ids

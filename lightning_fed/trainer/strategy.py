@@ -45,7 +45,7 @@ class Launcher(MultiProcessingLauncher):
     def update_main_process_results(self, trainer: pl.Trainer, extra: dict[str, Any]) -> None:
         """In the process that called ``fit``."""
         super().update_main_process_results(trainer, extra)
-        servers = filter(is_server, trainer.callbacks)
+        servers: list[Any] = [callback for callback in trainer.callbacks if is_server(callback)]
         for server, results in zip(servers, pickle.loads(extra["federated"]), strict=True):
             server.take_results(results)
 

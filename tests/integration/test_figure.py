@@ -19,6 +19,7 @@ from lightning_fed import FederatedDataModule, FederatedServer
 from lightning_fed.algorithms import FedADMM
 from lightning_fed.callbacks import FinalFigure
 from lightning_fed.callbacks.curves import draw
+from lightning_fed.lightning.package import TRAINER
 
 
 def server(**kwargs: Any) -> FederatedServer:
@@ -215,7 +216,7 @@ def test_the_figure_names_data_and_settings_and_labels_both_axes_of_every_panel(
     data, logger = classification(val=0.2), CSVLogger(tmp_path)
     data.description = "four unlike clients"
     trainer = quiet_trainer(server(), 3, callbacks=[FinalFigure(tmp_path / "f.png")], logger=logger)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", TRAINER):
         trainer.fit(Net(), datamodule=data)
     figure = drawn[0]
     assert figure.get_suptitle() == "FedADMM on four unlike clients"

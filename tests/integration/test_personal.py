@@ -19,6 +19,7 @@ from lightning_fed import FederatedServer
 from lightning_fed.algorithms import Algorithm, Compressed, FedADMM, FedAvg, FedLin, FedPAQ, FedProx
 from lightning_fed.callbacks import ClientEvaluation, FederatedCallback, TheoryMeter
 from lightning_fed.core.memory import tensors_of
+from lightning_fed.lightning.package import TRAINER
 from lightning_fed.theory import Relative
 from lightning_fed.transforms import TopK
 
@@ -94,7 +95,7 @@ def test_a_stack_declines_and_says_why(tmp_path: Path, caplog: pytest.LogCapture
         stackable = True
 
     server = FederatedServer(FedAvg(), local_steps=2, evaluate_every=0, personal="head.*")
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", TRAINER):
         quiet_trainer(server, 1).fit(Stackable(), datamodule=offsets(batch_size=6))
     said = " ".join(caplog.messages)
     assert "Clients are trained one by one: clients keep personal parts (head.b)." in said

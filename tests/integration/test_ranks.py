@@ -45,7 +45,8 @@ def free_port() -> int:
 def environment(**more: str) -> dict[str, str]:
     """Loopback alone, one thread, and nothing of an outer launcher."""
     ours = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
-    ours |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(script.__file__).parents[1]), **more}
+    paths = [str(Path(script.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    ours |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **more}
     kept = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "RANK")}
     return {**kept, **ours}
 

@@ -57,7 +57,7 @@ torch.save({{"x_bar": held, "rounds": server.rounds_done}}, folder + "/final.pt"
 def run(folder: Path, sign: int) -> int:
     """Exit status of a run that sends itself a signal in round 3."""
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", SCRIPT.format(tests=str(TESTS)), str(folder), str(sign)]
+    command = [sys.executable, "-c", SCRIPT.format(tests=str(TESTS)), str(folder), str(int(sign))]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -113,6 +113,7 @@ def test_the_automatic_logger_records_a_federated_fit(own_wandb: Path) -> None:
 
 
 def test_the_reader_joins_records_that_span_blocks(own_wandb: Path) -> None:
+    (own_wandb / "run").mkdir(exist_ok=True)  # or W&B 0.17 writes to the system's folder for temporary files
     logger = WandbLogger(save_dir=str(own_wandb / "run"), offline=True)
     long = {f"n{i}": "x" * (BLOCK - 100 + i * BLOCK // 3) for i in range(6)}
     for name, text in long.items():
