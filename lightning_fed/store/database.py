@@ -12,12 +12,13 @@ from lightning_fed.store import durable
 from lightning_fed.store.damage import DamagedRecordError
 from lightning_fed.store.schema import TABLES, VERSION
 
+#: By the name of SQLite's error, which Python has since 3.11: the system's number, and SQLite's message.
 _REFUSALS = {
-    "SQLITE_FULL": errno.ENOSPC,
-    "SQLITE_READONLY": errno.EROFS,
-    "SQLITE_PERM": errno.EACCES,
-    "SQLITE_CANTOPEN": errno.EACCES,
-    "SQLITE_IOERR": errno.EIO,
+    "SQLITE_FULL": (errno.ENOSPC, "database or disk is full"),
+    "SQLITE_READONLY": (errno.EROFS, "attempt to write a readonly database"),
+    "SQLITE_PERM": (errno.EACCES, "access permission denied"),
+    "SQLITE_CANTOPEN": (errno.EACCES, "unable to open database file"),
+    "SQLITE_IOERR": (errno.EIO, "disk I/O error"),
 }
 
 
@@ -114,9 +115,9 @@ class Database:
 
     def failure(self, error: sqlite3.Error) -> Exception:
         """Translate an error of SQLite: the disk refused a write, or the file is damaged."""
-        name = getattr(error, "sqlite_errorname", "")  # since Python 3.11
-        for prefix, number in _REFUSALS.items():
-            if name.startswith(prefix):
+        name = getattr(error, "sqlite_errorname", "")
+        for prefix, (number, message) in _REFUSALS.items():
+            if name.startswith(prefix) or (not name and str(error) == message):
                 size = self.path.stat().st_size if self.path.exists() else 0
                 return durable.WriteError.of(self.path, size, OSError(number, str(error)))
         return DamagedRecordError(self.path, "index", str(error))

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import NamedTuple
 
 
@@ -24,7 +24,7 @@ class Public(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        return not (inspect.isclass(self.value) or inspect.isroutine(self.value))
+        return not (_is_class(self.value) or inspect.isroutine(self.value))
 
 
 def public_names(module: str) -> list[Public]:
@@ -38,11 +38,16 @@ def _is_own(module: ModuleType, name: str) -> bool:
     return not name.startswith("_") and getattr(getattr(module, name), "__module__", None) == module.__name__
 
 
+def _is_class(value: object) -> bool:
+    """Whether it is a class, and no alias such as ``Callable[[Tensor], Tensor]``, which Python 3.10 takes for one."""
+    return inspect.isclass(value) and not isinstance(value, GenericAlias)
+
+
 def _documentation(module: ModuleType, name: str) -> str:
     value = getattr(module, name)
-    if not (inspect.isclass(value) or inspect.isroutine(value)):
+    if not (_is_class(value) or inspect.isroutine(value)):
         return _attribute_docs(_origin(module, name)).get(name, "")
-    doc = inspect.cleandoc(value.__dict__.get("__doc__") or "" if inspect.isclass(value) else value.__doc__ or "")
+    doc = inspect.cleandoc(value.__dict__.get("__doc__") or "" if _is_class(value) else value.__doc__ or "")
     generated = dataclasses.is_dataclass(value) and doc.startswith(f"{name}(")
     return "" if generated else doc
 
@@ -74,7 +79,7 @@ def _attribute_docs(path: str) -> dict[str, str]:
 
 def methods(name: Public) -> Iterator[Public]:
     """Public methods and properties that a public class defines; an override may inherit its documentation."""
-    if not inspect.isclass(name.value):
+    if not _is_class(name.value):
         return
     fields = getattr(name.value, "_fields", ())
     for attribute, value in vars(name.value).items():

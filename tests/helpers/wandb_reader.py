@@ -75,10 +75,10 @@ def read_run(root: Path, timeout: float = 60.0) -> OfflineRun:
     return _read(path, _finished(path, timeout))
 
 
-def read_parts(root: Path) -> list[OfflineRun]:
-    """All that was logged below ``root`` in order of time; a part that was killed has no end."""
+def read_parts(root: Path, ended: bool = False) -> list[OfflineRun]:
+    """All that was logged below ``root`` in order of time; unless they ``ended``, one may have been killed."""
     paths = sorted(_written(root, 60.0), key=lambda path: path.stat().st_mtime)
-    return [_read(path, _records(path)) for path in paths]
+    return [_read(path, _finished(path, 60.0) if ended else _records(path)) for path in paths]
 
 
 def _read(path: Path, records: list[Record]) -> OfflineRun:

@@ -101,7 +101,7 @@ def test_a_test_of_the_same_trainer_goes_on_in_the_run_also_when_it_was_finished
     wandb.finish()
     fitted.test(Net(), datamodule=classification(3), verbose=False)
     wandb.finish()
-    fit_part, test_part = read_parts(home)
+    fit_part, test_part = read_parts(home, ended=True)
     assert fit_part.id == test_part.id
     assert "test_loss" in test_part.history[-1]
 
