@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.callbacks import (
         BatchSizeFinder,
         Checkpoint,
+        EarlyStopping,
         LearningRateFinder,
         ModelCheckpoint,
         ModelPruning,
@@ -83,6 +84,7 @@ __all__ = [
     "CometLogger",
     "DDPStrategy",
     "DoublePrecision",
+    "EarlyStopping",
     "LearningRateFinder",
     "LightningArgumentParser",
     "LightningCLI",
@@ -297,8 +299,10 @@ def has_last_checkpoint(trainer: pl.Trainer) -> bool:
 
 
 def epochs_between_looks(callback: Any) -> int:
-    """Epochs after which a callback with a ``monitor`` reads it again; 0 if that is not told in epochs."""
-    return callback._every_n_epochs if isinstance(callback, ModelCheckpoint) else 1
+    """Epochs after which a callback that has to find its ``monitor`` reads it; 0 if it need not find it."""
+    if isinstance(callback, ModelCheckpoint):
+        return int(callback._every_n_epochs)
+    return int(isinstance(callback, EarlyStopping))
 
 
 def set_linker(trainer: pl.Trainer, link: Callable[[pl.Trainer, str, str], None]) -> None:

@@ -35,7 +35,7 @@ SUPPORTED = (Version("2.6.6"), Version("2.7"))
 #: Names of Lightning that lightning_fed uses, by module of the Trainer's part or of Fabric; "theirs=ours" renames.
 NAMES = {
     "fabric.utilities.seed": "_collect_rng_states=collect_rng_states _set_rng_states=set_rng_states reset_seed",
-    "callbacks": "BatchSizeFinder Checkpoint LearningRateFinder ModelCheckpoint ModelPruning ProgressBar"
+    "callbacks": "BatchSizeFinder Checkpoint EarlyStopping LearningRateFinder ModelCheckpoint ModelPruning ProgressBar"
     " RichProgressBar StochasticWeightAveraging TQDMProgressBar",
     "core.optimizer": "LightningOptimizer",
     "loggers": "CSVLogger CometLogger Logger MLFlowLogger TensorBoardLogger WandbLogger",

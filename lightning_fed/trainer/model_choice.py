@@ -55,13 +55,13 @@ def check_monitored(trainer: pl.Trainer, evaluate_every: int) -> None:
         return
     for callback, name in monitors(trainer):
         looks, validations = epochs_between_looks(callback), trainer.check_val_every_n_epoch or 1
-        reads = not evaluate_every or (looks % evaluate_every and validations % evaluate_every)
+        reads = looks and (not evaluate_every or (looks % evaluate_every and validations % evaluate_every))
         if EVALUATED.search(name) and reads:
             rarely = f"every {evaluate_every} rounds" if evaluate_every else "never"
             cure = f", or ModelCheckpoint(every_n_epochs={evaluate_every})" if evaluate_every else ""
             raise ValueError(
-                f"{type(callback).__name__} reads {name!r} every {looks or 1} rounds, but clients are evaluated"
-                f" {rarely} (evaluate_every={evaluate_every}). Use FederatedServer(evaluate_every={looks or 1}){cure}."
+                f"{type(callback).__name__} reads {name!r} every {looks} rounds, but clients are evaluated"
+                f" {rarely} (evaluate_every={evaluate_every}). Use FederatedServer(evaluate_every={looks}){cure}."
             )
 
 
