@@ -45,7 +45,7 @@ class Journal:
         self._path = self.folder / LINES
         try:
             entries = self._read()
-        except BaseException:
+        except BaseException:  # whatever it is, another process must be able to open the journal
             self._lease.release()
             raise
         self._file: Any = self._path.open("ab", buffering=0) if self._path.exists() else durable.create(self._path)

@@ -204,7 +204,7 @@ class Node:
             _log.error("Instruction %s is refused: %s", key, error)
             reason = "A record of what its clients remember is damaged; its log says which. Begin a new run."
             return Answer(run, key, REFUSED, of, reason=reason).encode()
-        except Exception as error:
+        except Exception as error:  # a user's module may raise anything; the text stays on the node
             failed = [Visited(cid, failure=str(RAISED)) for cid in self._named(frame)]
             raise BrokenError(Answer(run, key, str(frame.header.get("kind")), of, failed).encode()) from error
         return answer.encode()
